@@ -1,0 +1,335 @@
+"""The configuration of an experiment: frozen dataclasses, one section per consuming module.
+
+The defaults are the paper's base model (table 3) on the WMT14 en-de batch size. Every value is
+checked on construction, so a `Config` that exists is a valid one.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from transformer_jax.errors import UserError
+
+
+def _check(section: object, condition: bool, name: str, requirement: str) -> None:
+    if not condition:
+        value = getattr(section, name)
+        where = type(section).__name__.removesuffix("Config").lower()
+        raise UserError(f"{where}.{name} is {value!r}: it must be {requirement}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which sentences to train on, and how they become batches."""
+
+    corpus: Literal["files", "cldr"] = "files"
+    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names."""
+    directory: str = ""
+    """Folder of the text files, each `<name>.<language>`, plain, `.gz` or `.xz`."""
+    source_language: str = "en"
+    """Language translated from: the ending of the source files."""
+    target_language: str = "de"
+    """Language translated into: the ending of the target files."""
+    train: tuple[str, ...] = ("train",)
+    """Names of the training files, without the language ending; several are joined."""
+    dev: str = "dev"
+    """Name of the validation files, scored while training."""
+    test: str = "test"
+    """Name of the files that `evaluate` scores."""
+    max_length: int = 256
+    """Longest sentence trained on, in tokens with its end mark; also the length of a packed row."""
+    max_length_ratio: float = 9.0
+    """Pairs whose longer side has more than this many times the tokens of the other are dropped."""
+    batching: Literal["packed", "bucketed"] = "packed"
+    """`packed`: several pairs share a row; `bucketed`: one pair a row, pairs of like length."""
+    tokens_per_update: int = 25_000
+    """Size of the batch of one update in tokens, on each side, padding included (section 5.1)."""
+    prefetch_batches: int = 8
+    """Batches that background threads keep ready."""
+
+    def __post_init__(self) -> None:
+        _check(self, self.source_language != "", "source_language", "a language code such as en")
+        _check(self, self.target_language != "", "target_language", "a language code such as de")
+        _check(self, len(self.train) > 0, "train", "at least one name")
+        _check(self, self.max_length >= 2, "max_length", "2 or more")
+        _check(self, self.max_length_ratio >= 1, "max_length_ratio", "1 or more")
+        _check(self, self.prefetch_batches >= 1, "prefetch_batches", "1 or more")
+        _check(
+            self,
+            self.tokens_per_update >= self.max_length,
+            "tokens_per_update",
+            f"at least one row of data.max_length = {self.max_length} tokens",
+        )
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The shared byte-pair encoding (section 5.1)."""
+
+    vocab_size: int = 37_000
+    """Pieces in the vocabulary that source and target share, special ones included."""
+    max_sentences: int = 10_000_000
+    """Sentences, sampled evenly from both sides, that the tokenizer is trained on."""
+
+    def __post_init__(self) -> None:
+        _check(self, self.vocab_size > 260, "vocab_size", "above 260 (256 bytes, 4 special pieces)")
+        _check(self, self.max_sentences >= 1, "max_sentences", "1 or more")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The Transformer (section 3)."""
+
+    num_layers: int = 6
+    """Layers in the encoder, and as many in the decoder (N)."""
+    d_model: int = 512
+    """Width of the residual stream (d_model)."""
+    d_ff: int = 2048
+    """Inner width of the feed-forward networks (d_ff)."""
+    num_heads: int = 8
+    """Attention heads (h); d_k = d_v = d_model / h."""
+    dropout_rate: float = 0.1
+    """Dropout of each sub-layer's output and of the embeddings (P_drop, section 5.4)."""
+    attention_dropout_rate: float = 0.0
+    """Dropout of the attention weights; not in the paper."""
+    ff_dropout_rate: float = 0.0
+    """Dropout of the feed-forward networks' inner activations; not in the paper."""
+    norm: Literal["post", "pre"] = "post"
+    """Layer normalisation after the residual sum (the paper), or before each sub-layer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the computation; parameters, softmax, statistics and loss stay float32."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "d_ff", "num_heads"):
+            _check(self, getattr(self, name) >= 1, name, "1 or more")
+        divisible = self.d_model % self.num_heads == 0
+        _check(self, divisible, "d_model", f"a multiple of model.num_heads = {self.num_heads}")
+        _check(self, self.d_model % 2 == 0, "d_model", "even: sine and cosine come in pairs")
+        for name in ("dropout_rate", "attention_dropout_rate", "ff_dropout_rate"):
+            _check(self, 0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The training objective (section 5.4)."""
+
+    label_smoothing: float = 0.1
+    """Share of the target probability that is spread evenly over the vocabulary."""
+
+    def __post_init__(self) -> None:
+        _check(self, 0 <= self.label_smoothing < 1, "label_smoothing", "at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam and its schedule (section 5.3)."""
+
+    learning_rate_scale: float = 1.0
+    """Factor on the paper's learning rate d_model^-0.5 min(step^-0.5, step warmup_steps^-1.5)."""
+    warmup_steps: int = 4_000
+    """Updates over which the learning rate rises."""
+    beta1: float = 0.9
+    """Decay of the mean of the gradients."""
+    beta2: float = 0.98
+    """Decay of the mean of their squares."""
+    epsilon: float = 1e-9
+    """Added to the denominator of Adam."""
+    clip_norm: float = 0.0
+    """Largest global norm of the gradients, which are scaled down to it; 0 is off."""
+
+    def __post_init__(self) -> None:
+        _check(self, self.learning_rate_scale > 0, "learning_rate_scale", "above 0")
+        _check(self, self.warmup_steps >= 1, "warmup_steps", "1 or more")
+        _check(self, 0 <= self.beta1 < 1, "beta1", "at least 0 and below 1")
+        _check(self, 0 <= self.beta2 < 1, "beta2", "at least 0 and below 1")
+        _check(self, self.epsilon > 0, "epsilon", "above 0")
+        _check(self, self.clip_norm >= 0, "clip_norm", "0 (off) or more")
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How the devices are laid out; their product is the number of devices."""
+
+    data: int = -1
+    """Devices over which the batch is split; -1 is all that are left."""
+    fsdp: int = 1
+    """Devices over which the batch and the parameters are split."""
+    tensor: int = 1
+    """Devices over which heads, feed-forward and vocabulary are split."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.data, self.fsdp, self.tensor)
+        for name in ("data", "fsdp", "tensor"):
+            _check(self, getattr(self, name) >= 1 or getattr(self, name) == -1, name, "-1 or above")
+        _check(self, sizes.count(-1) <= 1, "data", "given where fsdp or tensor is -1")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The training loop."""
+
+    num_steps: int = 100_000
+    """Updates to train for."""
+    seed: int = 0
+    """Seed of the initial weights, the order of the data and the dropout."""
+    num_micro_batches: int = 1
+    """Parts that the batch of an update is computed in, to save memory."""
+    max_skipped_updates: int = 10
+    """Updates in a row with a loss or gradient that is not finite before training stops."""
+    log_interval: int = 100
+    """Updates between two lines of metrics."""
+    dev_loss_interval: int = 1_000
+    """Updates between two computations of loss and perplexity on the validation set; 0 is never."""
+    dev_bleu_interval: int = 5_000
+    """Updates between two BLEU scores of translations of the validation set; 0 is never."""
+    patience: int = 0
+    """Validations in a row without a new best score before training stops; 0 is never."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_micro_batches", "max_skipped_updates", "log_interval"):
+            _check(self, getattr(self, name) >= 1, name, "1 or more")
+        for name in ("dev_loss_interval", "dev_bleu_interval", "patience"):
+            _check(self, getattr(self, name) >= 0, name, "0 (off) or more")
+        _check(self, 0 <= self.seed < 2**32, "seed", "from 0 to 4294967295")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept of a run."""
+
+    interval: int = 1_000
+    """Updates between two checkpoints."""
+    keep_newest: int = 5
+    """Newest checkpoints kept; as many can be averaged."""
+    keep_best: int = 1
+    """Checkpoints with the best score on the validation set that are kept besides."""
+
+    def __post_init__(self) -> None:
+        _check(self, self.interval >= 1, "interval", "1 or more")
+        _check(self, self.keep_newest >= 1, "keep_newest", "1 or more")
+        _check(self, self.keep_best >= 0, "keep_best", "0 or more")
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Beam search (section 6.1)."""
+
+    beam_size: int = 4
+    """Hypotheses kept alive per sentence."""
+    length_penalty: float = 0.6
+    """Exponent alpha of ((5 + length) / 6)^alpha, by which log-probabilities are divided."""
+    max_extra_length: int = 50
+    """Longest translation: the tokens of the source, plus this many."""
+    tokens_per_batch: int = 4_096
+    """Source tokens, padding included, translated at once."""
+
+    def __post_init__(self) -> None:
+        _check(self, self.beam_size >= 1, "beam_size", "1 or more")
+        _check(self, self.length_penalty >= 0, "length_penalty", "0 or more")
+        _check(self, self.max_extra_length >= 1, "max_extra_length", "1 or more")
+        _check(self, self.tokens_per_batch >= 1, "tokens_per_batch", "1 or more")
+
+
+@dataclass(frozen=True)
+class Config:
+    """An experiment."""
+
+    run_directory: str = "runs/default"
+    """Folder that the run writes to and resumes from."""
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        _check(self, self.run_directory != "", "run_directory", "a path")
+
+
+def to_json(config: Config) -> str:
+    """The configuration as indented JSON text, one field a line."""
+    return json.dumps(dataclasses.asdict(config), indent=2, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str, where: str) -> Config:
+    """The configuration that `to_json` wrote.
+
+    Raises UserError, naming `where`, for JSON that is broken, an unknown field, or a value of
+    the wrong type.
+    """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}, line {error.lineno}: not JSON ({error.msg})") from None
+    return _build(Config, values, where, "")
+
+
+def _build(cls: type, values: object, where: str, prefix: str) -> typing.Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: {prefix or 'the file'} must be an object of named values")
+    hints = typing.get_type_hints(cls)
+    built = {}
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if name not in hints:
+            raise UserError(f"{where}: unknown field {path}; known here: {', '.join(hints)}")
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            built[name] = _build(hint, value, where, f"{path}.")
+        else:
+            built[name] = _checked_value(hint, value, where, path)
+    return cls(**built)
+
+
+def _checked_value(hint: typing.Any, value: object, where: str, path: str) -> object:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        valid = value in typing.get_args(hint)
+    elif origin is tuple:
+        valid = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        value = tuple(value) if valid else value
+    else:
+        accepted = (int, float) if hint is float else (hint,)
+        valid = isinstance(value, accepted) and not (isinstance(value, bool) and hint is not bool)
+    if not valid:
+        raise UserError(f"{where}: {path} is {value!r}: it must be {hint}")
+    return float(value) if hint is float else value
+
+
+def load_experiment(path: str) -> Config:
+    """Runs an experiment file and returns what its `get_config()` gives.
+
+    Raises UserError where the file is missing, is not Python, or has no such function.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"{path}: no such experiment file")
+    module = _run_file(file)
+    get_config = getattr(module, "get_config", None)
+    if get_config is None:
+        raise UserError(f"{path}: an experiment file must define get_config() -> Config")
+    config = get_config()
+    if not isinstance(config, Config):
+        raise UserError(f"{path}: get_config() returned {type(config).__name__}, not Config")
+    return config
+
+
+def _run_file(file: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"{file}, line {error.lineno}: {error.msg}") from None
+    return module

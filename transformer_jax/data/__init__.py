@@ -1,0 +1,1 @@
+"""From sentence files to batches of tokens."""
