@@ -40,7 +40,7 @@ class DataConfig:
     dev: str = "dev"
     """Name of the validation files, scored while training."""
     test: str = "test"
-    """Name of the files that `evaluate` scores."""
+    """Name of the files that `evaluate` scores, and `train` when it ends; empty is none."""
     max_length: int = 256
     """Longest sentence trained on, in tokens with its end mark; also the length of a packed row."""
     max_length_ratio: float = 9.0

@@ -1,0 +1,280 @@
+"""From files to the token store. Ids such as A06 name folders of tests/data."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_jax.config import DataConfig, TokenizerConfig
+from transformer_jax.data import corpus
+from transformer_jax.data.corpus import FilterReport, TokenStore, build_store, read_split
+from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.errors import UserError
+
+DATA = Path(__file__).parent / "data"
+
+
+class WordTokenizer:
+    """One id a word, so that lengths can be told from the text alone."""
+
+    eos_id = 2
+    fingerprint = "words"
+
+    def __init__(self, vocab_size: int = 10_000) -> None:
+        self.vocab_size = vocab_size
+        self.words: dict[str, int] = {}
+
+    def encode(self, sentences: list[str]) -> list[list[int]]:
+        return [
+            [self.words.setdefault(w, self.vocab_size - 1 - len(self.words)) for w in s.split()]
+            for s in sentences
+        ]
+
+
+def files(folder: str, **changes: object) -> DataConfig:
+    return dataclasses.replace(DataConfig(directory=str(DATA / folder)), **changes)
+
+
+def build(directory: Path, folder: str, **changes: object) -> TokenStore:
+    config = files(folder, **changes)
+    return build_store(directory, read_split(config, "train"), WordTokenizer(), config)
+
+
+def raw_lines(path: Path) -> list[str]:
+    return path.read_bytes().decode().split("\n")[:-1]
+
+
+def test_read_split_joins_the_training_files_in_order() -> None:
+    config = files("base", train=("train", "valid"), dev="valid", test="test")
+
+    def pairs(*names: str) -> list[tuple[str, str]]:
+        sides = [
+            [line for name in names for line in raw_lines(DATA / f"base/{name}.{language}")]
+            for language in ("en", "de")
+        ]
+        return list(zip(*sides, strict=True))
+
+    assert list(read_split(config, "train")) == pairs("train", "valid")
+    assert list(read_split(config, "dev")) == pairs("valid")
+    assert list(read_split(config, "test")) == pairs("test")
+
+
+def test_read_split_of_the_built_in_corpus() -> None:
+    pairs = list(read_split(DataConfig(corpus="cldr"), "dev"))
+    assert len(pairs) > 100
+    assert all(source and target for source, target in pairs)
+    assert pairs != list(read_split(DataConfig(corpus="cldr"), "test"))
+
+
+def test_read_split_without_a_directory() -> None:
+    with pytest.raises(UserError, match=r"--data\.directory"):
+        read_split(DataConfig(), "train")
+
+
+def test_a10_all_counts_are_compared_before_any_pair(tmp_path: Path) -> None:
+    for name in ("good.en", "good.de"):
+        (tmp_path / name).write_bytes(b"a\n" * 5)
+    (tmp_path / "bad.en").write_bytes((DATA / "A10_unequal/train.en").read_bytes())
+    (tmp_path / "bad.de").write_bytes((DATA / "A10_unequal/train.de").read_bytes())
+    with pytest.raises(UserError, match=r"20 lines .*17"):
+        read_split(DataConfig(directory=str(tmp_path), train=("good", "bad")), "train")
+
+
+def test_store_holds_every_sentence_with_its_end_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "_CHUNK_PAIRS", 7)
+    config = files("base")
+    sides = [raw_lines(DATA / f"base/train.{language}") for language in ("en", "de")]
+    tokenizer = Tokenizer(train_tokenizer(sides[0] + sides[1], TokenizerConfig(vocab_size=400)))
+    store = build_store(tmp_path / "store", read_split(config, "train"), tokenizer, config)
+
+    sources, targets = ([[*ids, 2] for ids in tokenizer.encode(side)] for side in sides)
+    assert len(store) == 300
+    assert [store.source(i).tolist() for i in range(300)] == sources
+    assert [store.target(i).tolist() for i in range(300)] == targets
+    assert store.source_lengths.tolist() == [len(ids) for ids in sources]
+    assert store.target_lengths.tolist() == [len(ids) for ids in targets]
+    assert store.source_tokens.tolist() == [one for ids in sources for one in ids]
+    assert store.target_offsets.tolist() == np.cumsum([0, *map(len, targets)]).tolist()
+    assert store.source_tokens.dtype == store.target_tokens.dtype == np.uint16
+    assert store.source_offsets.dtype == store.target_offsets.dtype == np.int64
+    assert store.source_lengths.dtype == store.target_lengths.dtype == np.int32
+    assert isinstance(store.source_tokens, np.memmap)
+    assert tokenizer.decode([store.source(299)]) == [sides[0][299]]
+    for index in (-1, 300):
+        with pytest.raises(IndexError):
+            store.source(index)
+
+
+def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
+    for size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
+        tokenizer = WordTokenizer(size)
+        store = build_store(tmp_path / "store", [("a", "b")], tokenizer, DataConfig())
+        assert store.source_tokens.dtype == dtype
+        assert store.source(0).tolist() == [size - 1, 2]
+
+
+def test_a06_pairs_with_a_blank_side_are_dropped(tmp_path: Path) -> None:
+    store = build(tmp_path / "store", "A06_one_sided_blank")
+    assert store.report == FilterReport(8, 5, counts(empty=3))
+    sides = (raw_lines(DATA / f"A06_one_sided_blank/train.{side}") for side in ("en", "de"))
+    pairs = list(zip(*sides, strict=True))
+    kept = build_store(
+        tmp_path / "kept", [pairs[i] for i in (0, 1, 3, 4, 7)], WordTokenizer(), files("base")
+    )
+    assert store.fingerprint == kept.fingerprint
+    assert store.target_lengths.tolist() == [len(pairs[i][1].split()) + 1 for i in (0, 1, 3, 4, 7)]
+
+
+def counts(empty: int = 0, source: int = 0, target: int = 0, ratio: int = 0) -> dict[str, int]:
+    return {
+        "empty side": empty,
+        "source too long": source,
+        "target too long": target,
+        "length ratio": ratio,
+    }
+
+
+# A24 holds pairs of 5, 5, 10, 20, 200 and 2000 words on each side; the end mark is one more.
+@pytest.mark.parametrize(
+    ("max_length", "dropped"), [(64, 2), (200, 2), (201, 1), (2000, 1), (2001, 0), (10, 4)]
+)
+def test_a24_the_limit_counts_the_end_mark(tmp_path: Path, max_length: int, dropped: int) -> None:
+    store = build(tmp_path / "store", "A24_lengths", max_length=max_length)
+    assert store.report == FilterReport(6, 6 - dropped, counts(source=dropped))
+    assert store.source_lengths.max() <= max_length
+
+
+def test_a12_a_report_says_what_was_dropped_and_why(tmp_path: Path) -> None:
+    lines = build(tmp_path / "store", "A24_lengths", max_length=64).report.lines()
+    assert lines[:2] == ["read 6 pairs", "kept 4 (66.7 %)"]
+    assert "dropped 2 (33.3 %): source too long" in lines
+    assert lines[-1].startswith("WARNING: 2 (33.3 %)")
+    assert not any("WARNING" in line for line in FilterReport(100, 95, counts(empty=5)).lines())
+    assert FilterReport(0, 0, {}).lines()[0] == "read 0 pairs"
+
+
+def test_a12_nothing_left_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"all 6 pairs .*6 source too long"):
+        build(tmp_path / "store", "A24_lengths", max_length=2)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the corpus is empty"):
+        build_store(tmp_path / "store", [], WordTokenizer(), DataConfig())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a25_one_huge_line_is_dropped(tmp_path: Path) -> None:
+    store = build(tmp_path / "store", "A25_one_huge_line")
+    lines = raw_lines(DATA / "A25_one_huge_line/train.en")
+    expected = [len(line.split()) + 1 for i, line in enumerate(lines) if i != 39]
+    assert store.source_lengths.tolist() == expected
+    assert store.report.dropped == counts(source=1)
+
+
+def test_each_reason_at_its_edge(tmp_path: Path) -> None:
+    def words(count: int) -> str:
+        return " ".join("w" * count)
+
+    pairs = [
+        (words(1), words(5)),  # 2 against 6 tokens: three times, kept
+        (words(5), words(1)),
+        (words(1), words(6)),  # 2 against 7
+        (words(6), words(1)),
+        (words(9), words(9)),  # 10 tokens, kept
+        (words(9), words(10)),
+        (words(10), words(10)),
+        ("", ""),
+        ("a", "\u3000"),
+    ]
+    config = DataConfig(max_length=10, max_length_ratio=3.0)
+    store = build_store(tmp_path / "store", pairs, WordTokenizer(), config)
+    assert store.report == FilterReport(9, 3, counts(empty=2, source=1, target=1, ratio=2))
+    assert list(zip(store.source_lengths, store.target_lengths, strict=True)) == [
+        (2, 6),
+        (6, 2),
+        (10, 10),
+    ]
+    everything = build_store(tmp_path / "all", pairs, WordTokenizer(), config, filtered=False)
+    assert everything.report == FilterReport(9, 9, counts())
+    assert everything.source(7).tolist() == [2]
+
+
+def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
+    pairs = [("a b", "c"), ("d", "e")]
+    config = DataConfig()
+    other_tokenizer = WordTokenizer()
+    other_tokenizer.fingerprint = "others"
+
+    def fingerprint(pairs=pairs, tokenizer=None, config=config, filtered=True) -> str:
+        tokenizer = tokenizer or WordTokenizer()
+        return build_store(tmp_path / "s", pairs, tokenizer, config, filtered).fingerprint
+
+    same = fingerprint()
+    assert same == fingerprint(iter(pairs))
+    assert same == fingerprint([*pairs, ("", "dropped")])
+    different = [
+        fingerprint(pairs[::-1]),
+        fingerprint([("a", " bc"), ("d", "e")]),
+        fingerprint([("c", "a b"), ("e", "d")]),
+        fingerprint(pairs[:1]),
+        fingerprint(tokenizer=other_tokenizer),
+        fingerprint(config=dataclasses.replace(config, max_length=100)),
+        fingerprint(config=dataclasses.replace(config, max_length_ratio=5.0)),
+        fingerprint(filtered=False),
+    ]
+    assert len({same, *different}) == 1 + len(different)
+
+
+def test_a_store_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "_CHUNK_PAIRS", 1)
+    directory = tmp_path / "store"
+    first = build_store(directory, [("a", "b")], WordTokenizer(), DataConfig())
+
+    def broken() -> Iterator[tuple[str, str]]:
+        yield "x", "y"
+        raise UserError("train.en, line 2: not valid UTF-8")
+
+    with pytest.raises(UserError, match="line 2"):
+        build_store(directory, broken(), WordTokenizer(), DataConfig())
+    assert TokenStore(directory).fingerprint == first.fingerprint
+
+    second = build_store(directory, [("c d", "e")], WordTokenizer(), DataConfig())
+    assert second.source_lengths.tolist() == [3]
+    assert first.source(0).tolist() == [9999, 2], "an open store outlives its replacement"
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_directory_that_is_no_store_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_bytes(b"precious")
+    with pytest.raises(UserError, match="no token store"):
+        build_store(tmp_path, [("a", "b")], WordTokenizer(), DataConfig())
+    assert (tmp_path / "mine.txt").read_bytes() == b"precious"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be written"):
+        build_store(tmp_path / "file/store", [("a", "b")], WordTokenizer(), DataConfig())
+
+
+@pytest.mark.parametrize("name", ["meta.json", "source_tokens", "target_offsets"])
+def test_a_damaged_store_is_an_error(tmp_path: Path, name: str) -> None:
+    build_store(tmp_path / "store", [("a", "b")], WordTokenizer(), DataConfig())
+    path = tmp_path / "store" / name
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="broken token store"):
+            TokenStore(tmp_path / "store")
+    path.unlink()
+    with pytest.raises(UserError, match="token store"):
+        TokenStore(tmp_path / "store")

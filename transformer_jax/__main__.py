@@ -1,0 +1,271 @@
+"""The command line: train, translate, evaluate."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from transformer_jax.config import Config, DecodeConfig, load_experiment
+from transformer_jax.errors import UserError
+from transformer_jax.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from transformer_jax.load import LoadedModel
+
+# Every subcommand imports what it needs when it runs: `--help` should not wait for JAX.
+
+USAGE = """usage: transformer-jax COMMAND ...
+
+  train EXPERIMENT [--section.field VALUE ...]   train, or go on with, an experiment file
+  translate RUN [options]                        translate lines of text
+  evaluate RUN [options]                         translate a test set and score it
+
+COMMAND --help lists the options of a command."""
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Translates text, a line for a line, with a run's newest checkpoint."""
+
+    input: str = "-"
+    """File of source sentences; - is standard input."""
+    output: str = "-"
+    """File to write translations to; - is standard output."""
+    step: str = "newest"
+    """Checkpoint: `newest`, `best`, or its step."""
+    average_last: int = 1
+    """Mean of the weights of this many newest checkpoints."""
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Scores a run's translations of a test set, by default the one of its configuration."""
+
+    sources: str = ""
+    """File of source sentences; empty is the test set of the run."""
+    references: str = ""
+    """File of reference translations; empty is the test set of the run."""
+    directory: str = ""
+    """Folder of the run's text files, where it is not the one trained with."""
+    step: str = "newest"
+    """Checkpoint: `newest`, `best`, or its step."""
+    average_last: int = 1
+    """Mean of the weights of this many newest checkpoints."""
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit status: 0, 2 for a user's mistake, 128 + a signal."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    commands = {"train": train, "translate": translate, "evaluate": evaluate}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    try:
+        if name not in commands:
+            raise UserError(f"no command {name!r}; the commands are {', '.join(commands)}")
+        return commands[name](rest)
+    except UserError as error:
+        print(f"transformer-jax: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def train(arguments: list[str]) -> int:
+    """Trains an experiment, or goes on with it, and evaluates it at the end."""
+    path, rest = _split_first(arguments, "train EXPERIMENT")
+    config = _parse("train", load_experiment(path) if path else Config(), rest)
+    run = RunDirectory(config.run_directory)
+    run.check_same_experiment(config)
+
+    from transformer_jax.checkpoint import Checkpoints
+    from transformer_jax.model.transformer import Transformer
+    from transformer_jax.prepare import prepare
+    from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
+
+    text = prepare(config, run, _say)
+    tokenizer = text.tokenizer
+    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    stop = StopSignal()
+    with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
+        trainer = Trainer(config, run, model, text.train, checkpoints)
+        trainer.resume()
+        run.save_config(config)
+        for line in trainer.summary():
+            _say(line)
+        with_bleu = config.train.dev_bleu_interval > 0
+        evaluations = [
+            Evaluation(
+                config.train.dev_loss_interval,
+                make_dev_loss(config, model, text.dev, trainer, stop),
+                score="" if with_bleu else "negative_loss",
+            ),
+            Evaluation(
+                config.train.dev_bleu_interval,
+                _make_dev_bleu(config, model, text, trainer, stop),
+                score="BLEU",
+            ),
+        ]
+        trainer.train(evaluations, stop)
+    _say(f"saved step {trainer.step} in {run.checkpoints}")
+    if stop.number:
+        _say("stopped by a signal; the same command goes on from here")
+        return 128 + stop.number
+    _say(f"trained {trainer.step} updates in {trainer.progress.seconds / 60:.1f} minutes")
+    if config.data.test:
+        _evaluate_run(run, config, EvaluateOptions(decode=config.decode))
+    return 0
+
+
+def translate(arguments: list[str]) -> int:
+    """Translates a file or standard input, line by line."""
+    path, rest = _split_first(arguments, "translate RUN")
+    run, config = _open_run(path)
+    options = _parse("translate", TranslateOptions(decode=config.decode), rest)
+
+    from transformer_jax.data.text import read_lines, read_stream, write_lines
+    from transformer_jax.load import load
+
+    if options.input == "-":
+        lines = list(read_stream(sys.stdin.buffer, "standard input"))
+    else:
+        lines = list(read_lines(Path(options.input).expanduser()))
+    model = load(run, options.decode, options.step, options.average_last)
+    translations = _translate(model, lines)
+    texts = [translation.text for translation in translations]
+    if options.output == "-":
+        sys.stdout.buffer.write("".join(f"{text}\n" for text in texts).encode())
+    else:
+        write_lines(Path(options.output).expanduser(), texts)
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Scores the translations of a test set; see `EvaluateOptions`."""
+    path, rest = _split_first(arguments, "evaluate RUN")
+    run, config = _open_run(path)
+    options = _parse("evaluate", EvaluateOptions(decode=config.decode), rest)
+    _evaluate_run(run, config, options)
+    return 0
+
+
+def _split_first(arguments: list[str], usage: str) -> tuple[str, list[str]]:
+    """The first argument, a path, and the options; no path where help is asked for."""
+    if any(argument in ("-h", "--help") for argument in arguments[:1]):
+        return "", arguments
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(f"usage: transformer-jax {usage} [options]; the path comes first")
+    return arguments[0], arguments[1:]
+
+
+def _parse(command: str, default: Options, arguments: list[str]) -> Options:
+    """`default` with the options given; tyro explains a wrong one and exits with status 2."""
+    import tyro
+
+    return tyro.cli(
+        type(default), prog=f"transformer-jax {command}", default=default, args=arguments
+    )
+
+
+def _open_run(path: str) -> tuple[RunDirectory, Config]:
+    run = RunDirectory(path)
+    return run, run.load_config() if path else Config()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
+    """An evaluator of BLEU on the validation set, by beam search with all its pairs."""
+    from transformer_jax.evaluate import bleu
+    from transformer_jax.translate import Translator
+
+    translator = Translator(model, text.tokenizer, config.decode, trainer.mesh)
+    sources, references = zip(*text.dev_pairs, strict=True)
+
+    def evaluate_bleu(params, step: int) -> dict[str, float]:
+        translations = translator.translate(params, sources, lambda done: stop.check())
+        hypotheses = [translation.text for translation in translations]
+        return {"BLEU": bleu(hypotheses, references, config.data.target_language).score}
+
+    return evaluate_bleu
+
+
+def _translate(model: "LoadedModel", lines: Sequence[str]) -> list:
+    """Translates with a progress bar where a person looks, and reports what was cut."""
+    from tqdm.auto import tqdm
+
+    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    with tqdm(total=len(lines), unit="line", disable=not watched) as bar:
+        translations = model.translator.translate(
+            model.params, lines, lambda done: bar.update(done - bar.n) and None
+        )
+    cut = sum(not translation.finished for translation in translations)
+    if cut:
+        _say(f"{cut} of {len(lines)} translations did not end within the longest length allowed")
+    return translations
+
+
+def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -> None:
+    from transformer_jax.data.corpus import read_split
+    from transformer_jax.data.text import read_pairs, write_lines
+    from transformer_jax.evaluate import bleu
+    from transformer_jax.load import load
+
+    if bool(options.sources) != bool(options.references):
+        raise UserError("give both --sources and --references, or neither for the run's test set")
+    if options.sources:
+        name = Path(options.sources).stem
+        sources, references = (Path(p).expanduser() for p in (options.sources, options.references))
+        pairs = list(read_pairs(sources, references))
+    else:
+        name = config.data.test
+        data = config.data
+        if options.directory:
+            data = replace(data, directory=options.directory)
+        pairs = list(read_split(data, "test"))
+    if not pairs:
+        raise UserError(f"test set {name}: no sentences to score")
+    model = load(run, options.decode, options.step, options.average_last)
+    start = time.monotonic()
+    translations = _translate(model, [source for source, _ in pairs])
+    seconds = time.monotonic() - start
+    hypotheses = [translation.text for translation in translations]
+    score = bleu(hypotheses, [target for _, target in pairs], config.data.target_language)
+    stem = model.checkpoint.replace(" ", "-").replace(",", "")
+    file = run.evaluations / f"{name}.{stem}.{config.data.target_language}"
+    run.evaluations.mkdir(exist_ok=True)
+    write_lines(file, hypotheses)
+    result = {
+        "test_set": name,
+        "checkpoint": model.checkpoint,
+        "BLEU": round(score.score, 2),
+        "signature": score.signature,
+        "sentences": len(pairs),
+        "unfinished": sum(not translation.finished for translation in translations),
+        "beam_size": options.decode.beam_size,
+        "length_penalty": options.decode.length_penalty,
+        "seconds": round(seconds, 1),
+        "hypotheses": str(file),
+    }
+    line = json.dumps(result, ensure_ascii=False)
+    with run.results.open("a", encoding="utf-8", newline="\n") as results:
+        results.write(line + "\n")
+    for (source, target), hypothesis in list(zip(pairs, hypotheses, strict=True))[:3]:
+        _say(f"  source      {source}\n  reference   {target}\n  hypothesis  {hypothesis}\n")
+    _say(f"BLEU {score.score:.2f} on {name}, {score.signature}")
+    _say(f"hypotheses in {file}, results in {run.results}")
+    print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Checkpoints by Orbax: written in the background, committed whole or not at all.
+
+A checkpoint is `checkpoints/<step>/` of a run's directory: `params`, `training` (the rest of the
+train state) and `progress` (the place in the data, the best score, as JSON). Arrays and JSON only:
+loading one executes nothing.
+"""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from transformer_jax.array_types import Params
+from transformer_jax.config import CheckpointConfig
+from transformer_jax.errors import UserError
+from transformer_jax.train_step import TrainState
+
+
+@dataclass
+class Progress:
+    """What training remembers besides the train state."""
+
+    epoch: int = 0
+    """Epoch of the next batch."""
+    batch: int = 0
+    """Its place in the plan of the epoch."""
+    corpus_fingerprint: str = ""
+    """Of the token store trained on."""
+    validated_step: int = 0
+    """The last step whose validation is complete."""
+    best_score: float | None = None
+    """Highest score on the validation set."""
+    best_step: int = 0
+    """The step that had it."""
+    validations_since_best: int = 0
+    """Scores that were not better, in a row."""
+    seconds: float = 0.0
+    """Wall-clock time spent training, all sessions together."""
+
+
+class Checkpoints:
+    """The checkpoints of a run. Use as a context manager: leaving waits for what is being saved."""
+
+    def __init__(self, directory: Path, retention: CheckpointConfig | None = None):
+        """Opens them for writing with a retention rule, without one for reading only."""
+        # Orbax logs every save in several lines; errors are raised all the same.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self.directory = directory.absolute()
+        if retention is None:
+            if not self.directory.is_dir():
+                raise UserError(f"{self.directory}: no checkpoints here; train first")
+            options = ocp.CheckpointManagerOptions(read_only=True)
+        else:
+            options = ocp.CheckpointManagerOptions(preservation_policy=_policy(retention))
+        try:
+            self._manager = ocp.CheckpointManager(
+                self.directory, options=options, item_names=("params", "training", "progress")
+            )
+        except OSError as error:
+            raise UserError(f"{self.directory}: cannot be written to ({error.strerror})") from None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(
+        self, step: int, state: TrainState, progress: Progress, score: float | None = None
+    ) -> None:
+        """Starts to write a checkpoint; `score` (higher is better) ranks it for retention."""
+        params, training = _split(state)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(params),
+                training=ocp.args.StandardSave(training),
+                progress=ocp.args.JsonSave(dataclasses.asdict(progress)),
+            ),
+            metrics=None if score is None else {"score": score},
+            force=True,
+        )
+
+    def wait(self) -> None:
+        """Returns when the last save is complete; raises what went wrong with it."""
+        self._manager.wait_until_finished()
+
+    def restore(self, step: int, state: TrainState) -> tuple[TrainState, Progress]:
+        """The state and progress of a step; `state` gives shapes and shardings, not values."""
+        params, training = _split(state)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, training))
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardRestore(abstract[0]),
+                    training=ocp.args.StandardRestore(abstract[1]),
+                    progress=ocp.args.JsonRestore(),
+                ),
+            )
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            raise self._unreadable(step, error) from None
+        return _join(state, restored.params, restored.training), Progress(**restored.progress)
+
+    def restore_params(self, step: int, abstract_params: Params) -> Params:
+        """The weights of a step alone, with the shapes and shardings of `abstract_params`."""
+        try:
+            return self._manager.restore(
+                step,
+                args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract_params)),
+            ).params
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            raise self._unreadable(step, error) from None
+
+    def progress(self, step: int) -> Progress:
+        """The progress of a step alone."""
+        args = ocp.args.Composite(progress=ocp.args.JsonRestore())
+        return Progress(**self._manager.restore(step, args=args).progress)
+
+    def average(self, steps: list[int], abstract_params: Params) -> Params:
+        """The mean of the weights of several steps (section 6.1), two copies in memory at most."""
+        total = None
+        for step in steps:
+            params = self.restore_params(step, abstract_params)
+            total = params if total is None else jax.tree.map(jax.numpy.add, total, params)
+        return jax.tree.map(lambda x: x / np.float32(len(steps)), total)
+
+    def _unreadable(self, step: int, error: Exception) -> UserError:
+        reason = str(error).strip().split("\n")[0]
+        return UserError(f"{self.directory / str(step)}: not a checkpoint of this model ({reason})")
+
+
+def _policy(retention: CheckpointConfig) -> AnyPreservationPolicy:
+    best = BestN(
+        n=retention.keep_best,
+        get_metric_fn=lambda metrics: metrics["score"],
+        keep_checkpoints_without_metrics=False,
+    )
+    return AnyPreservationPolicy([LatestN(retention.keep_newest), best])
+
+
+def _split(state: TrainState) -> tuple[Params, dict]:
+    """Weights apart from the rest, so that they can be read alone; the key as plain integers."""
+    training = {
+        "step": state.step,
+        "opt_state": state.opt_state,
+        "key": jax.random.key_data(state.key),
+        "skipped": state.skipped,
+        "skipped_in_a_row": state.skipped_in_a_row,
+    }
+    return state.params, training
+
+
+def _join(like: TrainState, params: Params, training: dict) -> TrainState:
+    key = jax.random.wrap_key_data(training.pop("key"), impl=jax.random.key_impl(like.key))
+    return TrainState(params=params, key=key, **training)

@@ -1,0 +1,182 @@
+"""The one reader and the one writer of sentence files.
+
+The rule for a line, the same for every file of every command: the bytes are strict UTF-8; LF alone
+ends a line, and a file without a final LF has as many lines as one with it; one CR before the LF
+and a byte order mark at the start of any line are dropped; every other control character and
+Unicode line separator becomes a space; the rest is put into NFC. So lines in are lines out.
+"""
+
+import gzip
+import lzma
+import os
+import re
+import secrets
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from transformer_jax.errors import UserError
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
+_OTHER_ARCHIVES = {".bz2", ".zst", ".zip", ".7z", ".lz4", ".lzma", ".tar", ".tgz"}
+_CHUNK_BYTES = 1 << 20
+
+
+def clean_line(line: str) -> str:
+    """One sentence, by the rule at the top of this module.
+
+    Also takes text that never was a line of a file: a line end is dropped from its end, an LF
+    inside becomes a space, and half a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD.
+    Cleaning twice changes nothing more.
+    """
+    line = line.lstrip("\ufeff").removesuffix("\n").removesuffix("\r")
+    if line.isascii() and line.isprintable():
+        return line
+    line = _SURROGATES.sub("\ufffd", _CONTROLS.sub(" ", line))
+    return unicodedata.normalize("NFC", line)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The cleaned lines of a plain, gzip or xz file, read as they are asked for.
+
+    Raises UserError for a file that cannot be read, a broken or cut archive, and bytes that are
+    not UTF-8, with the number of their line.
+    """
+    with _open_binary(path) as file:
+        yield from read_stream(file, str(path))
+
+
+def read_stream(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The cleaned lines of an open stream of bytes, such as standard input.
+
+    Raises UserError, naming `name` and the line, for bytes that are not UTF-8.
+    """
+    for number, raw in enumerate(stream, start=1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}, line {number}: not valid UTF-8 (byte 0x{raw[error.start]:02x}): "
+                "convert the file to UTF-8"
+            ) from None
+        yield clean_line(line)
+
+
+def count_lines(path: Path) -> int:
+    """How many lines `read_lines` gives; counts bytes and decodes nothing.
+
+    Raises UserError as `read_lines` does, except for what is not UTF-8, and for a pipe, whose
+    lines would be gone once counted.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: not a regular file, so its lines cannot be counted first")
+    count, last = 0, b"\n"
+    with _open_binary(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            count += chunk.count(b"\n")
+            last = chunk[-1:]
+    return count if last == b"\n" else count + 1
+
+
+def read_pairs(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
+    """Line i of the one file with line i of the other.
+
+    The lines are counted in this call, before the first pair is asked for. Raises UserError when
+    the counts differ, and as `read_lines` does.
+    """
+    source_count, target_count = count_lines(source_path), count_lines(target_path)
+    if source_count != target_count:
+        raise UserError(
+            f"{source_path} has {source_count} lines but {target_path} has {target_count}: "
+            "line i of one must translate line i of the other"
+        )
+    return zip(read_lines(source_path), read_lines(target_path), strict=True)
+
+
+def find_file(directory: str, name: str, language: str) -> Path:
+    """The path of `<directory>/<name>.<language>`, plain, else `.gz`, else `.xz`.
+
+    Raises UserError, naming the files looked for, when none is there.
+    """
+    plain = os.path.join(os.path.expanduser(directory), f"{name}.{language}")
+    for suffix in ("", *_MAGIC):
+        if os.path.isfile(plain + suffix):
+            return Path(plain + suffix)
+    raise UserError(f"{plain}: no such file, nor with .gz or .xz after it; check the data section")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Writes one line per string, whole or not at all, and returns how many.
+
+    Raises UserError when the file cannot be written, and ValueError for a string that holds an LF,
+    since it would shift all lines after it.
+    """
+    count = 0
+    with atomic_writer(path) as file:
+        for line in lines:
+            if "\n" in line:
+                raise ValueError(f"line {count + 1} for {path} holds a line feed: {line!r}")
+            file.write(line.encode("utf-8") + b"\n")
+            count += 1
+    return count
+
+
+@contextmanager
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that takes its place at `path` when the block ends without an exception.
+
+    Raises UserError when the file cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            # A pipe or device, such as /dev/stdout, must be written to, never replaced.
+            with open(path, "wb") as file:
+                yield file
+            return
+        # The link stays a link: its target is replaced.
+        path = Path(os.path.realpath(path))
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+@contextmanager
+def _open_binary(path: Path) -> Iterator[BinaryIO]:
+    """The unpacked bytes of `path`, with what goes wrong while they are read as UserError."""
+    if path.suffix in _OTHER_ARCHIVES:
+        raise UserError(f"{path}: only plain, .gz and .xz files are read; unpack it first")
+    try:
+        with open(path, "rb") as file, _unpacked(path, file) as unpacked:
+            yield unpacked
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"{path}: a broken or cut archive ({error}); fetch it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _unpacked(path: Path, file: BinaryIO) -> BinaryIO:
+    # Neither magic number can begin UTF-8 text, so the content decides and the name is checked.
+    start = file.peek(6)  # type: ignore[attr-defined]
+    expected = _MAGIC.get(path.suffix)
+    if expected is not None and not start.startswith(expected):
+        kind = "gzip" if path.suffix == ".gz" else "xz"
+        raise UserError(f"{path}: named {path.suffix}, but not a {kind} file; fetch it again")
+    if start.startswith(_MAGIC[".gz"]):
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if start.startswith(_MAGIC[".xz"]):
+        return lzma.LZMAFile(file)  # type: ignore[return-value]
+    return file

@@ -1,0 +1,175 @@
+"""The vocabulary that source and target share: SentencePiece byte-pair encoding (section 5.1).
+
+Text goes through unchanged: no normalisation (`text.clean_line` has done it), spaces kept, and
+characters outside the vocabulary as bytes. The one exception is U+2581, SentencePiece's own mark
+for a space, which comes back as a space.
+"""
+
+import hashlib
+import io
+import random
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import sentencepiece
+
+from transformer_jax.config import TokenizerConfig
+from transformer_jax.data.text import atomic_writer, clean_line
+from transformer_jax.errors import UserError
+
+# SentencePiece skips longer lines without a word; UTF-8 has at most 4 bytes a character.
+_CHUNK_CHARACTERS = 1_000
+_MAX_SENTENCE_BYTES = 4 * _CHUNK_CHARACTERS
+_SAMPLE_SEED = 1
+
+
+def train_tokenizer(sentences: Iterable[str], config: TokenizerConfig) -> bytes:
+    """The model file of a tokenizer trained on `sentences`; equal input gives equal bytes.
+
+    Blank sentences are skipped, long ones are cut at spaces, and of more than
+    `config.max_sentences` an even sample is taken. Raises UserError when no text is left, and when
+    the corpus is too small or has too many characters for `config.vocab_size`.
+    """
+    sample = _sample(sentences, config.max_sentences)
+    if not sample:
+        raise UserError("no text to train the tokenizer on: every sentence is blank")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_drain(sample),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=config.vocab_size,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            byte_fallback=True,
+            character_coverage=1.0,
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+            unk_id=3,
+            input_sentence_size=0,
+            max_sentence_length=_MAX_SENTENCE_BYTES,
+            train_extremely_large_corpus=False,
+            # The model file records this number: one from the machine would change its hash.
+            num_threads=16,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explained(str(error), config) from None
+    return model.getvalue()
+
+
+def _sample(sentences: Iterable[str], size: int) -> list[str]:
+    """At most `size` non-blank stretches of text, each with the same chance.
+
+    SentencePiece could draw them too, but draws others in every process.
+    """
+    generator = random.Random(_SAMPLE_SEED)
+    sample: list[str] = []
+    chunks = chain.from_iterable(map(_cut, sentences))
+    for count, chunk in enumerate(chunks, start=1):
+        if len(sample) < size:
+            sample.append(chunk)
+        elif (slot := generator.randrange(count)) < size:
+            sample[slot] = chunk
+    return sample
+
+
+def _drain(sample: list[str]) -> Iterator[str]:
+    """The items from first to last, each freed here once SentencePiece has its copy."""
+    sample.reverse()
+    while sample:
+        yield sample.pop()
+
+
+def _cut(sentence: str) -> Iterator[str]:
+    """The non-blank stretches of a sentence, cut at a space where there is one."""
+    start = 0
+    while start < len(sentence):
+        end = start + _CHUNK_CHARACTERS
+        if end < len(sentence):
+            space = sentence.rfind(" ", start + 1, end)
+            end = space if space > 0 else end
+        chunk = sentence[start:end]
+        if chunk.strip():
+            yield chunk
+        start = end
+
+
+def _explained(message: str, config: TokenizerConfig) -> UserError:
+    """SentencePiece's complaint in terms of this project's options."""
+    setting = f"tokenizer.vocab_size is {config.vocab_size}"
+    if largest := re.search(r"value <= (\d+)", message):
+        size = largest[1]
+        return UserError(
+            f"{setting}: this corpus gives at most {size}; use --tokenizer.vocab_size {size} "
+            "or more text"
+        )
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        size = smallest[1]
+        return UserError(f"{setting}: the characters of this corpus alone need at least {size}")
+    return UserError(f"the tokenizer could not be trained: {message}")
+
+
+class Tokenizer:
+    """Sentences to ids and back.
+
+    Text never gives the ids of `pad`, `bos` and `eos`, whatever it says, and gives that of `unk`
+    only with a foreign model that has no byte pieces.
+
+    Attributes:
+        vocab_size: number of ids, the special ones included.
+        pad_id, bos_id, eos_id, unk_id: as the model file has them.
+        fingerprint: SHA-256 of the model file, in hexadecimal.
+    """
+
+    def __init__(self, model_bytes: bytes, name: str = "the tokenizer") -> None:
+        """Raises UserError, naming `name`, for a broken model or one without the special ids."""
+        if not model_bytes:
+            raise UserError(f"{name}: empty, not a SentencePiece model")
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
+            self.vocab_size: int = self._processor.vocab_size()
+        except RuntimeError:
+            raise UserError(f"{name}: not a SentencePiece model, or a broken one") from None
+        self.pad_id: int = self._processor.pad_id()
+        self.bos_id: int = self._processor.bos_id()
+        self.eos_id: int = self._processor.eos_id()
+        self.unk_id: int = self._processor.unk_id()
+        self._special_ids = {self.pad_id, self.bos_id, self.eos_id, self.unk_id}
+        if self.vocab_size == 0 or min(self._special_ids) < 0 or len(self._special_ids) < 4:
+            raise UserError(
+                f"{name}: pad, bos, eos and unk have the ids {self.pad_id}, {self.bos_id}, "
+                f"{self.eos_id} and {self.unk_id}: they must differ and be 0 or above"
+            )
+        self.model_bytes = model_bytes
+        self.fingerprint = hashlib.sha256(model_bytes).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Raises UserError for a file that cannot be read or is not such a model."""
+        try:
+            model_bytes = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+        return cls(model_bytes, str(path))
+
+    def save(self, path: Path) -> None:
+        """Writes the model file, whole or not at all. Raises UserError when it cannot."""
+        with atomic_writer(path) as file:
+            file.write(self.model_bytes)
+
+    def encode(self, sentences: list[str]) -> list[list[int]]:
+        """The ids of each sentence, without an end mark; an empty sentence has none."""
+        return self._processor.encode(sentences, out_type=int)
+
+    def decode(self, ids: list[list[int]]) -> list[str]:
+        """The text of each list of ids, a single line each; special ids are left out."""
+        texts = self._processor.decode(
+            [[int(one) for one in sentence if one not in self._special_ids] for sentence in ids]
+        )
+        # Byte pieces can spell a line feed, which must not become a line of a file.
+        return [clean_line(text) for text in texts]

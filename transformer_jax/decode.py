@@ -1,0 +1,272 @@
+"""Beam search over token ids (section 6.1): pure functions that know nothing of models or text.
+
+The caller gives a function that scores the next token, and jits the whole.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+
+Cache = Any
+"""A pytree of arrays, all of which lead with the dims [batch, beam]."""
+
+StepFn = Callable[
+    [Int[Array, "batch beam"], Int[Array, ""], Cache],
+    tuple[Float[Array, "batch beam vocab"], Cache],
+]
+"""(tokens, position, cache) -> (logits of the next token, new cache).
+
+`tokens` are those just chosen, `position` is where they stand: the start mark at 0. Logits are of
+any float type. What the beams of a sentence share (the keys and values of the cross-attention)
+belongs in the function's closure, not in the cache, whose leaves are reordered at every step.
+"""
+
+
+class SpecialIds(NamedTuple):
+    """The control ids of the vocabulary, all distinct."""
+
+    pad: int
+    bos: int
+    eos: int
+
+
+class Hypotheses(NamedTuple):
+    """Hypotheses of each sentence, the best first; those that ended before those that did not."""
+
+    tokens: Int32[Array, "batch beam length"]  # without start mark, with end mark, then padding
+    scores: Float32[Array, "batch beam"]  # log-probability / length penalty; -inf: no hypothesis
+    log_probs: Float32[Array, "batch beam"]  # natural logarithm; -inf: no hypothesis
+    finished: Bool[Array, "batch beam"]  # False: cut at the limit, without an end mark
+
+
+class BeamState(NamedTuple):
+    """What the search carries from step to step."""
+
+    index: Int32[Array, ""]  # tokens chosen so far, and the position of the newest one
+    tokens: Int32[Array, "batch beam length"]  # live prefixes, padded
+    log_probs: Float32[Array, "batch beam"]  # of the live prefixes, falling; -inf: empty slot
+    finished: Hypotheses  # the best that ended, by score; free slots score -inf
+    done: Bool[Array, "batch"]  # nothing of this sentence changes any more
+    cache: Cache  # of the live prefixes
+
+
+def length_penalty(length: int | Int[Array, "..."], alpha: float) -> Float32[Array, "..."]:
+    """The divisor of a log-probability, ((5 + length) / 6)^alpha: Wu et al. (2016), equation 14.
+
+    `length` is in tokens and counts the end mark.
+    """
+    return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** alpha
+
+
+def beam_search(
+    step_fn: StepFn,
+    cache: Cache,
+    limits: Int[Array, "batch"],
+    *,
+    beam_size: int,
+    alpha: float,
+    max_length: int,
+    special: SpecialIds,
+) -> Hypotheses:
+    """The best translations of a batch of sentences that beam search finds (section 6.1).
+
+    Args:
+      step_fn: scores the next token of every live hypothesis.
+      cache: its state before the start mark, leaves [batch, beam_size, ...].
+      limits: the longest hypothesis of each sentence in tokens, end mark counted. Zero is for
+        filler rows: they get one empty unfinished hypothesis with score 0, and cost no step.
+      beam_size: live hypotheses, and hypotheses returned, per sentence. It may exceed the
+        vocabulary. One is greedy search.
+      alpha: exponent of `length_penalty`; 0 ranks by log-probability alone.
+      max_length: the largest of `limits`, and the length of the returned rows.
+      special: the start mark and padding are never chosen; the end mark ends a hypothesis.
+
+    Returns:
+      Distinct hypotheses, best first. Those that ended come before those cut at the limit, which
+      fill what places are left. Places beyond the last hypothesis hold padding and score -inf.
+
+    Raises:
+      ValueError: a size below 1, or a cache leaf or special id that does not fit.
+
+    Every step extends the live hypotheses by every token. All those that end compete for the
+    `beam_size` finished places; the best `beam_size` of the others live on. With a beam of one the
+    likeliest token alone decides whether the hypothesis ends or lives on.
+
+    A sentence is done once no live hypothesis can enter its finished places: a log-probability p
+    never rises, so whatever grows out of it scores at most p / penalty(L), with L the length still
+    reachable that favours it most (the limit for alpha >= 0). When the worst finished place scores
+    as much as the best live bound, every place, the winner's included, is certain. A free place
+    scores -inf, so the search goes on until all places are taken, no hypothesis lives, or the limit
+    is reached.
+
+    A sentence that is done is frozen, so results do not depend on its neighbours. Equal scores
+    rank by the earlier end, then the lower beam, then the lower id.
+    """
+    _check(cache, limits.shape[0], beam_size, max_length)
+    limits = jnp.minimum(limits, max_length)
+
+    def step(state: BeamState) -> BeamState:
+        last = jnp.where(
+            state.index == 0, special.bos, state.tokens[:, :, jnp.maximum(state.index - 1, 0)]
+        )
+        logits, new_cache = step_fn(last, state.index, state.cache)
+        tokens, log_probs, ended_log_probs, parents = _expand(state, logits, special)
+        index = state.index + 1
+        finished = _update_finished(state, ended_log_probs, special.eos, alpha)
+        tokens, log_probs, finished = _keep_where(
+            state.done,
+            (state.tokens, state.log_probs, state.finished),
+            (tokens, log_probs, finished),
+        )
+        done = state.done | _is_done(index, log_probs, finished.scores, limits, alpha)
+        return BeamState(index, tokens, log_probs, finished, done, _take(new_cache, parents))
+
+    state = _initial_state(cache, limits, beam_size, max_length, special.pad)
+    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
+    return _ranked(state, limits, alpha, special.pad)
+
+
+def _check(cache: Cache, batch_size: int, beam_size: int, max_length: int) -> None:
+    for name, size in (("beam_size", beam_size), ("max_length", max_length)):
+        if size < 1:
+            raise ValueError(f"{name} is {size}: it must be 1 or more")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
+        if leaf.shape[:2] != (batch_size, beam_size):
+            raise ValueError(
+                f"cache{jax.tree_util.keystr(path)} has shape {leaf.shape}: "
+                f"it must lead with batch {batch_size} and beam {beam_size}"
+            )
+
+
+def _initial_state(
+    cache: Cache, limits: Int[Array, "batch"], beam_size: int, max_length: int, pad: int
+) -> BeamState:
+    """The empty prefix, alive once per sentence: more of it would be found as often."""
+    shape = (limits.shape[0], beam_size)
+    tokens = jnp.full((*shape, max_length), pad, jnp.int32)
+    nothing = jnp.full(shape, -jnp.inf, jnp.float32)
+    return BeamState(
+        index=jnp.int32(0),
+        tokens=tokens,
+        log_probs=nothing.at[:, 0].set(0.0),
+        finished=Hypotheses(tokens, nothing, nothing, jnp.zeros(shape, bool)),
+        done=limits <= 0,
+        cache=cache,
+    )
+
+
+def _expand(
+    state: BeamState, logits: Float[Array, "batch beam vocab"], special: SpecialIds
+) -> tuple[
+    Int32[Array, "batch beam length"],
+    Float32[Array, "batch beam"],
+    Float32[Array, "batch beam"],
+    Int32[Array, "batch beam"],
+]:
+    """The best extensions that live on: tokens, log-probabilities (falling) and parents' beams.
+
+    Third of the four, the log-probability with which each of the old hypotheses ends.
+    """
+    batch_size, beam_size, vocab_size = logits.shape
+    if not all(0 <= token < vocab_size for token in special):
+        raise ValueError(f"{special} does not fit a vocabulary of {vocab_size}")
+    logits = logits.astype(jnp.float32)
+    # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
+    log_norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    end_logits = logits[:, :, special.eos]
+    ended_log_probs = state.log_probs + (end_logits - log_norm[:, :, 0])
+
+    # A hypothesis has at most beam_size children among the survivors, so the vocabulary is
+    # searched once per beam; no empty slot can displace a real one, as -inf ranks last.
+    num_children = min(beam_size, vocab_size)
+    continues = ~jnp.isin(jnp.arange(vocab_size), jnp.array(special))
+    logits, children = jax.lax.top_k(jnp.where(continues, logits, -jnp.inf), num_children)
+    candidates = state.log_probs[:, :, None] + (logits - log_norm)
+
+    log_probs, choice = jax.lax.top_k(candidates.reshape(batch_size, -1), beam_size)
+    parents = choice // num_children
+    chosen = jnp.take_along_axis(children.reshape(batch_size, -1), choice, axis=1)
+    tokens = _take(state.tokens, parents).at[:, :, state.index].set(chosen)
+
+    if beam_size == 1:  # greedy: end or live on, not both; of equals, end
+        ends = end_logits >= logits[:, :, 0]
+        log_probs = jnp.where(ends, -jnp.inf, log_probs)
+        ended_log_probs = jnp.where(ends, ended_log_probs, -jnp.inf)
+    return tokens, log_probs, ended_log_probs, parents
+
+
+def _update_finished(
+    state: BeamState, ended_log_probs: Float32[Array, "batch beam"], eos: int, alpha: float
+) -> Hypotheses:
+    """The best of the finished hypotheses and those that end now; of equals, the earlier."""
+    scores = ended_log_probs / length_penalty(state.index + 1, alpha)
+    ended = Hypotheses(
+        tokens=state.tokens.at[:, :, state.index].set(eos),
+        scores=scores,
+        log_probs=ended_log_probs,
+        finished=scores > -jnp.inf,
+    )
+    both = _join(state.finished, ended)
+    _, best = jax.lax.top_k(both.scores, scores.shape[1])
+    return _take(both, best)
+
+
+def _is_done(
+    index: Int32[Array, ""],
+    log_probs: Float32[Array, "batch beam"],
+    finished_scores: Float32[Array, "batch beam"],
+    limits: Int[Array, "batch"],
+    alpha: float,
+) -> Bool[Array, "batch"]:
+    """Whether the finished places are final: see `beam_search` for why."""
+    most_favoured = limits if alpha >= 0 else index + 1
+    bound = log_probs[:, 0] / length_penalty(most_favoured, alpha)
+    return (finished_scores[:, -1] >= bound) | (index >= limits)
+
+
+def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: int) -> Hypotheses:
+    """The finished hypotheses, then live ones in the places left.
+
+    Live ones are left over only at the limit, so that is their length; both parts are in order.
+    """
+    live = Hypotheses(
+        tokens=state.tokens,
+        scores=state.log_probs / length_penalty(limits, alpha)[:, None],
+        log_probs=state.log_probs,
+        finished=jnp.zeros_like(state.finished.finished),
+    )
+    beam_size = state.log_probs.shape[1]
+    place = jnp.arange(beam_size)
+    num_finished = state.finished.finished.sum(axis=1, keepdims=True)
+    source = jnp.where(place < num_finished, place, beam_size + place - num_finished)
+    ranked = _take(_join(state.finished, live), source)
+    exists = ranked.scores > -jnp.inf
+    return ranked._replace(tokens=jnp.where(exists[:, :, None], ranked.tokens, pad))
+
+
+def _take(tree: Any, beams: Int[Array, "batch chosen"]) -> Any:
+    """Every leaf's rows [batch, beam, ...] at each sentence's chosen beams."""
+
+    def take(leaf: Array) -> Array:
+        if leaf.shape[1] == 1:  # greedy search: there is nothing to reorder
+            return leaf
+        return jax.vmap(lambda rows, chosen: rows[chosen])(leaf, beams)
+
+    return jax.tree.map(take, tree)
+
+
+def _join(first: Hypotheses, second: Hypotheses) -> Hypotheses:
+    """Both sets along the beam."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
+
+
+def _keep_where(done: Bool[Array, "batch"], old: Any, new: Any) -> Any:
+    """The old leaves of the sentences that are done, the new ones of the others."""
+
+    def keep(old_leaf: Array, new_leaf: Array) -> Array:
+        return jnp.where(done.reshape(-1, *[1] * (new_leaf.ndim - 1)), old_leaf, new_leaf)
+
+    return jax.tree.map(keep, old, new)

@@ -1,0 +1,74 @@
+"""Multi-head attention (section 3.2).
+
+Keys and values are projected apart from the queries, so that decoding can compute them once: those
+of the source before the first token, those of a target token when it is chosen.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.layers import Dropout, dense
+
+
+class KeysValues(NamedTuple):
+    """The projected keys and values of one attention layer."""
+
+    keys: Float[Array, "*batch len heads head_dim"]
+    values: Float[Array, "*batch len heads head_dim"]
+
+
+class ProjectKeysValues(nn.Module):
+    """x W^K and x W^V for all heads."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch len model"]) -> KeysValues:
+        config = self.config
+        shape = (config.num_heads, config.d_model // config.num_heads)
+        axes = ("model", "heads", "head_dim")
+        keys = dense(config, shape, axes, use_bias=False, name="key")(x)
+        values = dense(config, shape, axes, use_bias=False, name="value")(x)
+        return KeysValues(keys, values)
+
+
+class Attention(nn.Module):
+    """Concat(head_1, ..., head_h) W^O, with head_i = softmax(Q K^T / sqrt(d_k)) V."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch q model"],
+        keys_values: KeysValues,
+        bias: Float[Array, "#batch 1 #q k"],
+        deterministic: bool,
+    ) -> Float[Array, "batch q model"]:
+        config = self.config
+        head_dim = config.d_model // config.num_heads
+        axes = ("model", "heads", "head_dim")
+        queries = dense(config, (config.num_heads, head_dim), axes, use_bias=False, name="query")(x)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", queries * head_dim**-0.5, keys_values.keys)
+        weights = jax.nn.softmax(scores.astype(jnp.float32) + bias).astype(config.dtype)
+        weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
+        heads = jnp.einsum("bhqk,bkhd->bqhd", weights, keys_values.values)
+        axes = ("heads", "head_dim", "model")
+        return dense(config, config.d_model, axes, axis=(-2, -1), use_bias=False, name="output")(
+            heads
+        )
+
+
+def insert(cache: KeysValues, new: KeysValues, index: Int[Array, ""]) -> KeysValues:
+    """Writes keys and values of one position, [batch, 1, heads, head_dim], into a cache."""
+    return KeysValues(
+        *(
+            jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), index, axis=1)
+            for old, part in zip(cache, new, strict=True)
+        )
+    )

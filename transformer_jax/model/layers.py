@@ -1,0 +1,155 @@
+"""What the encoder and the decoder are made of, attention apart."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.array_types import Key
+from transformer_jax.config import ModelConfig
+
+kernel_init = nn.initializers.xavier_uniform()
+
+
+def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str, ...], **options):
+    """A linear map whose kernel carries logical axes; computes in `config.dtype`."""
+    return nn.DenseGeneral(
+        features,
+        dtype=config.dtype,
+        kernel_init=nn.with_logical_partitioning(kernel_init, axes),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-1:]),
+        **options,
+    )
+
+
+def layer_norm(config: ModelConfig) -> nn.LayerNorm:
+    """Layer normalisation over the model dimension, its statistics in float32."""
+    return nn.LayerNorm(
+        epsilon=1e-6,
+        dtype=config.dtype,
+        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("model",)),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("model",)),
+    )
+
+
+def sinusoid(positions: Int[Array, "*shape"], d_model: int) -> Float[Array, "*shape model"]:
+    """The positional encoding of section 3.5, computed, so that no position is out of range.
+
+    Even features are sin(position / 10000^(i / d_model)) for i = 0, 2, 4, ..., odd ones the cosine.
+    """
+    rates = 10_000.0 ** (-jnp.arange(0, d_model, 2, dtype=jnp.float32) / d_model)
+    angles = positions[..., None].astype(jnp.float32) * rates
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return pairs.reshape(*positions.shape, d_model)
+
+
+def random_bits(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """uint32 bits, each a hash of `key` and of the element's index in the global array.
+
+    A counter hash costs a tenth of the default generator on a CPU, fuses into its use, and gives
+    the same bits on any mesh. The mixer is the finaliser of MurmurHash3, once over the row index
+    and once over the index within the row.
+    """
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    rows = jax.lax.broadcasted_iota(jnp.uint32, (shape[0],) + (1,) * (len(shape) - 1), 0)
+    within = jnp.zeros((1, *shape[1:]), jnp.uint32)
+    for dim in range(1, len(shape)):
+        iota = jax.lax.broadcasted_iota(jnp.uint32, within.shape, dim)
+        within = within * jnp.uint32(shape[dim]) + iota
+    return _mix(_mix(rows ^ words[0]) + words[1] + within)
+
+
+def _mix(bits: jax.Array) -> jax.Array:
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
+class Dropout(nn.Module):
+    """Zeroes a share of the elements and scales up the others (section 5.4)."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape"], deterministic: bool) -> Float[Array, "*shape"]:
+        if deterministic or self.rate == 0:
+            return x
+        # A hash below the threshold happens with probability 1 - rate, to 2^-32.
+        threshold = jnp.uint32(round((1 - self.rate) * 2**32) - 1)
+        keep = random_bits(self.make_rng("dropout"), x.shape) <= threshold
+        return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
+
+
+class Embedding(nn.Module):
+    """Token embeddings times sqrt(d_model) plus positions; their matrix is also the output's.
+
+    The three uses (source, target, output) share one matrix (section 3.4).
+    """
+
+    config: ModelConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        init = nn.initializers.normal(self.config.d_model**-0.5)
+        self.embedding = self.param(
+            "embedding",
+            nn.with_logical_partitioning(init, ("vocab", "model")),
+            (self.vocab_size, self.config.d_model),
+        )
+        self.dropout = Dropout(self.config.dropout_rate)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch len"],
+        positions: Int[Array, "batch len"],
+        deterministic: bool,
+    ) -> Float[Array, "batch len model"]:
+        d_model = self.config.d_model
+        x = jnp.take(self.embedding, tokens, axis=0) * d_model**0.5
+        x = x + sinusoid(positions, d_model)
+        return self.dropout(x.astype(self.config.dtype), deterministic)
+
+    def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
+        """The scores of every piece, in float32."""
+        embedding = self.embedding.astype(self.config.dtype)
+        return jnp.einsum("blm,vm->blv", x, embedding, preferred_element_type=jnp.float32)
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2, at every position (section 3.3)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch len model"], deterministic: bool
+    ) -> Float[Array, "batch len model"]:
+        config = self.config
+        x = nn.relu(dense(config, config.d_ff, ("model", "ff"), name="inner")(x))
+        x = Dropout(config.ff_dropout_rate)(x, deterministic)
+        return dense(config, config.d_model, ("ff", "model"), name="outer")(x)
+
+
+class Residual(nn.Module):
+    """A residual connection around a sub-layer, with normalisation and dropout.
+
+    Post-norm is the paper's LayerNorm(x + Dropout(Sublayer(x))) (section 3.1); pre-norm is
+    x + Dropout(Sublayer(LayerNorm(x))).
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch len model"],
+        sublayer: Callable[[jax.Array], jax.Array],
+        deterministic: bool,
+    ) -> Float[Array, "batch len model"]:
+        norm = layer_norm(self.config)
+        dropout = Dropout(self.config.dropout_rate)
+        if self.config.norm == "pre":
+            return x + dropout(sublayer(norm(x)), deterministic)
+        return norm(x + dropout(sublayer(x), deterministic))

@@ -1,0 +1,93 @@
+"""The folder of a run: all that is needed to go on with it, and to translate with it.
+
+| name | content |
+|---|---|
+| `config.json` | the resolved configuration |
+| `tokenizer.model` | the SentencePiece model |
+| `checkpoints/` | see `checkpoint.py` |
+| `tokens/` | the training and validation pairs as tokens |
+| `metrics.jsonl`, `tensorboard/` | what training reported |
+| `evaluations/`, `evaluations.jsonl` | translations of test sets, and their scores |
+"""
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.errors import UserError
+
+FREE_TO_CHANGE = (
+    "run_directory",
+    "data.directory",
+    "data.test",
+    "data.prefetch_batches",
+    "mesh.",
+    "train.num_steps",
+    "train.log_interval",
+    "train.dev_",
+    "train.patience",
+    "train.max_skipped_updates",
+    "checkpoint.",
+    "decode.",
+)
+"""Fields that may differ when a run goes on: they do not change what an update computes."""
+
+
+class RunDirectory:
+    """The paths of a run."""
+
+    def __init__(self, path: str):
+        self.path = Path(os.path.expandvars(path)).expanduser().absolute()
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer.model"
+        self.checkpoints = self.path / "checkpoints"
+        self.tokens = self.path / "tokens"
+        self.evaluations = self.path / "evaluations"
+        self.results = self.path / "evaluations.jsonl"
+
+    def create(self) -> None:
+        """Makes the folder, and tries to write in it. Raises UserError where that fails."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be written to ({error.strerror}); change --run-directory"
+            ) from None
+
+    def load_config(self) -> Config:
+        """The configuration of a run that exists."""
+        if not self.config.is_file():
+            raise UserError(f"{self.path}: not a run's directory (it holds no config.json)")
+        return from_json(self.config.read_text(encoding="utf-8"), str(self.config))
+
+    def check_same_experiment(self, config: Config) -> None:
+        """Raises UserError where the run was begun with settings that make it another one."""
+        if not self.config.is_file():
+            return
+        before, now = _flatten(self.load_config()), _flatten(config)
+        for name, value in now.items():
+            if before.get(name) != value and not name.startswith(FREE_TO_CHANGE):
+                raise UserError(
+                    f"{self.path} was begun with {name} = {before.get(name)!r}, not {value!r}: "
+                    "go on with the same value, or give another --run-directory"
+                )
+
+    def save_config(self, config: Config) -> None:
+        """Writes the resolved configuration, whole or not at all."""
+        part = self.config.with_suffix(".part")
+        part.write_text(to_json(config), encoding="utf-8", newline="\n")
+        part.replace(self.config)
+
+
+def _flatten(config: Config) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for section, values in dataclasses.asdict(config).items():
+        if isinstance(values, dict):
+            flat |= {f"{section}.{name}": value for name, value in values.items()}
+        else:
+            flat[section] = values
+    return flat

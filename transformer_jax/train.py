@@ -1,0 +1,255 @@
+"""The training loop and its effects: data, checkpoints, metrics, signals."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import sharding
+from transformer_jax.array_types import Batch, Params
+from transformer_jax.checkpoint import Checkpoints, Progress
+from transformer_jax.config import Config
+from transformer_jax.data.batch_plan import bucket_lengths, num_rows, plan_epoch
+from transformer_jax.data.corpus import TokenStore
+from transformer_jax.data.loader import Cursor, Shard, dev_batches, train_batches
+from transformer_jax.errors import UserError
+from transformer_jax.metrics import MetricsLog
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.run_directory import RunDirectory
+from transformer_jax.train_step import init_state, make_eval_step, make_train_step
+
+
+class Stopped(Exception):
+    """Raised by an evaluator that gave up because of a signal."""
+
+
+class StopSignal:
+    """Whether SIGTERM or SIGINT has come; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listens while the block runs."""
+        previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def restore() -> None:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+        def handle(number: int, _frame: object) -> None:
+            self.number = number
+            restore()
+
+        for number in previous:
+            signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            restore()
+
+    def check(self) -> None:
+        """Raises Stopped where a signal has come."""
+        if self.number is not None:
+            raise Stopped
+
+
+class Evaluation(NamedTuple):
+    """Something computed from the weights every `interval` updates; 0 is never."""
+
+    interval: int
+    evaluate: Callable[[Params, int], dict[str, float]]
+    score: str = ""
+    """Which of its results ranks checkpoints, higher is better; empty where none does."""
+
+    def is_due(self, step: int, last_step: int) -> bool:
+        """At every interval, and at the last step."""
+        return self.interval > 0 and step > 0 and (step % self.interval == 0 or step == last_step)
+
+
+class Trainer:
+    """A run in progress. `train()` goes on from the newest checkpoint to the last step.
+
+    The caller gives a new one its evaluations; `state`, `step` and `progress` tell how far it is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        model: Transformer,
+        store: TokenStore,
+        checkpoints: Checkpoints,
+    ):
+        self.config, self.run, self.store, self.checkpoints = config, run, store, checkpoints
+        self.mesh = sharding.make_mesh(config.mesh)
+        self.row_multiple = sharding.num_batch_shards(self.mesh) * config.train.num_micro_batches
+        self.state, shardings = init_state(config, model, self.mesh)
+        self.step = 0
+        self.progress = Progress(corpus_fingerprint=store.fingerprint)
+        self._jitted = jax.jit(
+            make_train_step(config, model),
+            in_shardings=(shardings, sharding.batch_sharding(self.mesh)),
+            out_shardings=(shardings, None),
+            donate_argnums=0,
+        )
+        self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
+
+    def resume(self) -> None:
+        """Goes to the newest checkpoint; where there is none, writes one, to see that it works.
+
+        Raises UserError where the corpus is not the one that the run was begun with.
+        """
+        steps = self.checkpoints.steps()
+        if not steps:
+            self._save()
+            self.checkpoints.wait()
+            return
+        self.step = steps[-1]
+        self.state, self.progress = self.checkpoints.restore(self.step, self.state)
+        if self.progress.corpus_fingerprint != self.store.fingerprint:
+            raise UserError(
+                f"{self.run.path}: the training corpus is not the one that this run was begun "
+                "with; restore it, or give another --run-directory"
+            )
+
+    def compile_largest(self) -> jax.stages.Compiled:
+        """Compiles the step for the batch that needs most memory, before the first update."""
+        lengths = [self.config.data.max_length]
+        if self.config.data.batching == "bucketed":
+            lengths = bucket_lengths(self.config.data.max_length)
+        rows = [num_rows(self.config.data, length, self.row_multiple) for length in lengths]
+        shapes = zip(rows, lengths, strict=True)
+        # Of shapes with as many tokens the longest rows need the most: attention is quadratic.
+        return self._executable(max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1])))
+
+    def summary(self) -> list[str]:
+        """What will happen, a line each; compiles the largest batch to know its memory."""
+        config = self.config
+        num_params = sum(x.size for x in jax.tree.leaves(self.state.params))
+        mesh = " x ".join(f"{name} {size}" for name, size in self.mesh.shape.items())
+        plan = plan_epoch(
+            self.store.source_lengths,
+            self.store.target_lengths,
+            config.data,
+            config.train.seed,
+            self.progress.epoch,
+            self.row_multiple,
+        )
+        tokens = self.store.source_offsets[-1], self.store.target_offsets[-1]
+        per_update = [f"{count / plan.num_batches:,.0f}" for count in tokens]
+        memory = self.compile_largest().memory_analysis()
+        gigabytes = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**30
+        return [
+            f"model: {num_params:,} parameters, {config.model.dtype}",
+            f"devices: {jax.device_count()} {jax.devices()[0].device_kind}, mesh {mesh}",
+            f"data: {len(self.store):,} pairs, {plan.num_batches:,} updates an epoch of "
+            f"{' source + '.join(per_update)} target tokens on average",
+            f"memory: {gigabytes:.2f} GiB a device by the compiler's count",
+            f"training: steps {self.step:,} to {config.train.num_steps:,} in {self.run.path}",
+        ]
+
+    def train(self, evaluations: list[Evaluation], stop: StopSignal) -> None:
+        """Trains until the last step, the end of patience or a signal; saves on leaving."""
+        config = self.config
+        session_start, seconds_before = time.monotonic(), self.progress.seconds
+        with MetricsLog(self.run.path, config.train, self.step) as log, stop.listening():
+            try:
+                self._validate(evaluations, log)
+                for cursor, batch in self._batches():
+                    if stop.number or self._is_over():
+                        break
+                    self._update(batch, log)
+                    self.progress.epoch, self.progress.batch = cursor
+                    self.progress.seconds = seconds_before + time.monotonic() - session_start
+                    self._validate(evaluations, log)
+                    if self.step % config.checkpoint.interval == 0:
+                        self._save()
+            except Stopped:
+                pass
+            log.fetch()
+            self._save()
+            self.checkpoints.wait()
+
+    def _batches(self) -> Iterator[tuple[Cursor, Batch]]:
+        start = Cursor(self.progress.epoch, self.progress.batch)
+        shard = Shard(jax.process_index(), jax.process_count())
+        data, seed = self.config.data, self.config.train.seed
+        batches = train_batches(self.store, data, seed, self.row_multiple, start, shard)
+        for cursor, rows in batches:
+            yield cursor, sharding.to_global(rows, sharding.batch_sharding(self.mesh))
+
+    def _update(self, batch: Batch, log: MetricsLog) -> None:
+        shape = batch["inputs"].shape
+        self.state, metrics = self._executable(shape)(self.state, batch)
+        self.step += 1
+        log.update(self.step, metrics, 2 * shape[0] * shape[1])
+
+    def _executable(self, shape: tuple[int, int]) -> jax.stages.Compiled:
+        if shape not in self._compiled:
+            where = sharding.batch_sharding(self.mesh)
+            struct = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
+            batch = dict.fromkeys(Batch.__annotations__, struct)
+            self._compiled[shape] = self._jitted.lower(self.state, batch).compile()
+        return self._compiled[shape]
+
+    def _validate(self, evaluations: list[Evaluation], log: MetricsLog) -> None:
+        """Runs what is due at this step and was not run yet; cut by Stopped, it is run again."""
+        due = [e for e in evaluations if e.is_due(self.step, self.config.train.num_steps)]
+        if not due or self.progress.validated_step == self.step:
+            return
+        log.fetch()
+        paused = log.pause()
+        results = [e.evaluate(self.state.params, self.step) for e in due]
+        log.resume(paused)
+        self.progress.validated_step = self.step
+        for evaluation, scores in zip(due, results, strict=True):
+            log.write("dev", self.step, scores)
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            log.print(f"step {self.step}: dev {shown}")
+            if evaluation.score:
+                self._rank(scores[evaluation.score])
+
+    def _rank(self, score: float) -> None:
+        progress = self.progress
+        if progress.best_score is None or score > progress.best_score:
+            progress.best_score, progress.best_step = score, self.step
+            progress.validations_since_best = 0
+        else:
+            progress.validations_since_best += 1
+        self._save(score)
+
+    def _is_over(self) -> bool:
+        patience = self.config.train.patience
+        out_of_patience = 0 < patience <= self.progress.validations_since_best
+        return self.step >= self.config.train.num_steps or out_of_patience
+
+    def _save(self, score: float | None = None) -> None:
+        if self.step not in self.checkpoints.steps():
+            self.checkpoints.save(self.step, self.state, self.progress, score)
+
+
+def make_dev_loss(
+    config: Config, model: Transformer, store: TokenStore, trainer: Trainer, stop: StopSignal
+) -> Callable[[Params, int], dict[str, float]]:
+    """An evaluator of the loss and the perplexity on the validation set, exact to the token."""
+    eval_step = jax.jit(make_eval_step(config, model))
+    where = sharding.batch_sharding(trainer.mesh)
+    shard = Shard(jax.process_index(), jax.process_count())
+
+    def evaluate(params: Params, step: int) -> dict[str, float]:
+        totals = np.zeros(3)
+        for rows in dev_batches(store, config.data, trainer.row_multiple, shard):
+            stop.check()
+            totals += np.array(jax.device_get(eval_step(params, sharding.to_global(rows, where))))
+        loss, nll, tokens = totals
+        mean = loss / tokens
+        return {"loss": mean, "perplexity": float(np.exp(nll / tokens)), "negative_loss": -mean}
+
+    return evaluate

@@ -1,0 +1,171 @@
+"""One update, as a pure function of the state and the batch."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool
+
+from transformer_jax import sharding
+from transformer_jax.array_types import Batch, Count, Key, Params, Scalar
+from transformer_jax.config import Config
+from transformer_jax.loss import LossSums, loss_sums
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.optimizer import learning_rate, make_optimizer
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """All that an update changes, and the key that its randomness is derived from."""
+
+    step: Count
+    """Updates tried, the skipped ones included."""
+    params: Params
+    opt_state: optax.OptState
+    key: Key
+    """Never changes: the dropout of a step is derived from this key and the step."""
+    skipped: Count
+    """Updates skipped because the loss or a gradient was not finite."""
+    skipped_in_a_row: Count
+    """The same, since the last update that was not skipped."""
+
+
+class StepMetrics(NamedTuple):
+    """What one update reports; sums and counts are those of the whole job."""
+
+    sums: LossSums
+    source_tokens: Count
+    learning_rate: Scalar
+    gradient_norm: Scalar
+    skipped: Count
+    skipped_in_a_row: Count
+
+
+def init_state(config: Config, model: Transformer, mesh: Mesh) -> tuple[TrainState, TrainState]:
+    """A new state, and its shardings; every array is born where it belongs."""
+
+    def boxed_state(key: Key) -> TrainState:
+        params_key, dropout_key = jax.random.split(key)
+        params = _boxed_params(model, params_key)
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(
+            step=zero,
+            params=params,
+            opt_state=make_optimizer(config.optimizer, config.model.d_model).init(params),
+            key=dropout_key,
+            skipped=zero,
+            skipped_in_a_row=zero,
+        )
+
+    key = jax.random.key(config.train.seed)
+    shardings = sharding.state_shardings(jax.eval_shape(boxed_state, key), mesh)
+    init = jax.jit(lambda key: sharding.unbox(boxed_state(key)), out_shardings=shardings)
+    return init(key), shardings
+
+
+def abstract_params(model: Transformer, mesh: Mesh) -> Params:
+    """Shapes and shardings of the weights, for reading them from a checkpoint."""
+    boxed = jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0)))
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        sharding.unbox(boxed),
+        sharding.state_shardings(boxed, mesh),
+    )
+
+
+def _boxed_params(model: Transformer, key: Key) -> Params:
+    one = jnp.ones((1, 1), jnp.int32)
+    return model.init(key, dict.fromkeys(Batch.__annotations__, one))["params"]
+
+
+def make_train_step(
+    config: Config, model: Transformer
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+    """The update of section 5; equal whatever the number of devices and of micro-batches.
+
+    An update with a loss or gradient that is not finite leaves weights and optimizer as they were.
+    """
+    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+
+    def gradients(params: Params, batch: Batch, key: Key) -> tuple[Params, LossSums]:
+        def loss(params: Params) -> tuple[Scalar, LossSums]:
+            logits = model.apply({"params": params}, batch, False, rngs={"dropout": key})
+            sums = loss_sums(
+                logits, batch["targets"], batch["targets_segments"], config.loss.label_smoothing
+            )
+            return sums.loss, sums
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        key = jax.random.fold_in(state.key, state.step)
+        grads, sums = _accumulate(
+            gradients, state.params, batch, key, config.train.num_micro_batches
+        )
+        grads = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1), grads)
+        norm = optax.global_norm(grads)
+        finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        applied_before = state.step - state.skipped
+        skipped = state.skipped + ~finite
+        new_state = TrainState(
+            step=state.step + 1,
+            params=_choose(finite, params, state.params),
+            opt_state=_choose(finite, opt_state, state.opt_state),
+            key=state.key,
+            skipped=skipped,
+            skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+        )
+        metrics = StepMetrics(
+            sums=sums,
+            source_tokens=jnp.sum(batch["inputs_segments"] != 0),
+            learning_rate=learning_rate(applied_before + 1, config.optimizer, config.model.d_model),
+            gradient_norm=norm,
+            skipped=skipped,
+            skipped_in_a_row=new_state.skipped_in_a_row,
+        )
+        return new_state, metrics
+
+    return train_step
+
+
+def make_eval_step(config: Config, model: Transformer) -> Callable[[Params, Batch], LossSums]:
+    """The loss without dropout, as sums over the batch."""
+
+    def eval_step(params: Params, batch: Batch) -> LossSums:
+        logits = model.apply({"params": params}, batch)
+        return loss_sums(
+            logits, batch["targets"], batch["targets_segments"], config.loss.label_smoothing
+        )
+
+    return eval_step
+
+
+def _accumulate(gradients, params: Params, batch: Batch, key: Key, parts: int):
+    """Sums `gradients` over micro-batches, one after the other."""
+    if parts == 1:
+        return gradients(params, batch, key)
+
+    def split(rows: jax.Array) -> jax.Array:
+        # Every device's rows go evenly into all micro-batches: no row moves between devices.
+        return rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1)
+
+    def body(total, part):
+        micro_batch, index = part
+        new = gradients(params, micro_batch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, new), None
+
+    micro_batches = jax.tree.map(split, batch)
+    first = jax.tree.map(lambda rows: rows[0], micro_batches)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients, params, first, key)
+    )
+    return jax.lax.scan(body, zeros, (micro_batches, jnp.arange(parts)))[0]
+
+
+def _choose(condition: Bool[Array, ""], new, old):
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
