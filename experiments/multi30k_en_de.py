@@ -28,9 +28,11 @@ def get_config() -> Config:
             tokens_per_update=2_048,
         ),
         tokenizer=TokenizerConfig(vocab_size=5_000),
-        model=ModelConfig(num_layers=4, d_model=128, d_ff=256, num_heads=4, dropout_rate=0.3),
-        optimizer=OptimizerConfig(learning_rate_scale=1.5, warmup_steps=2_000),
-        train=TrainConfig(num_steps=14_000, dev_loss_interval=500, dev_bleu_interval=2_000),
+        model=ModelConfig(
+            num_layers=3, d_model=256, d_ff=512, num_heads=4, dropout_rate=0.3, norm="pre"
+        ),
+        optimizer=OptimizerConfig(learning_rate_scale=0.75, warmup_steps=1_000),
+        train=TrainConfig(num_steps=8_000, dev_loss_interval=500, dev_bleu_interval=2_000),
         checkpoint=CheckpointConfig(interval=250, keep_newest=10),
         decode=DecodeConfig(beam_size=5),
     )

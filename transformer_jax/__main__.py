@@ -1,6 +1,8 @@
 """The command line: train, translate, evaluate."""
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -71,10 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if name not in commands:
             raise UserError(f"no command {name!r}; the commands are {', '.join(commands)}")
-        return commands[name](rest)
+        status = commands[name](rest)
+        sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"transformer-jax: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # What read standard output has ended, as `head` does; without this Python complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
 

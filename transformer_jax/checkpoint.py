@@ -7,13 +7,14 @@ loading one executes nothing.
 
 import dataclasses
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from transformer_jax.array_types import Params
 from transformer_jax.config import CheckpointConfig
@@ -37,6 +38,8 @@ class Progress:
     """Highest score on the validation set."""
     best_step: int = 0
     """The step that had it."""
+    best: list[list[float | int]] = field(default_factory=list)
+    """The highest scores, best first, each with its step, whose checkpoint is kept."""
     validations_since_best: int = 0
     """Scores that were not better, in a row."""
     seconds: float = 0.0
@@ -51,12 +54,14 @@ class Checkpoints:
         # Orbax logs every save in several lines; errors are raised all the same.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self.directory = directory.absolute()
+        self._best = _KeepBest()
         if retention is None:
             if not self.directory.is_dir():
                 raise UserError(f"{self.directory}: no checkpoints here; train first")
             options = ocp.CheckpointManagerOptions(read_only=True)
         else:
-            options = ocp.CheckpointManagerOptions(preservation_policy=_policy(retention))
+            policy = AnyPreservationPolicy([LatestN(retention.keep_newest), self._best])
+            options = ocp.CheckpointManagerOptions(preservation_policy=policy)
         try:
             self._manager = ocp.CheckpointManager(
                 self.directory, options=options, item_names=("params", "training", "progress")
@@ -74,11 +79,10 @@ class Checkpoints:
         """Steps of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def save(
-        self, step: int, state: TrainState, progress: Progress, score: float | None = None
-    ) -> None:
-        """Starts to write a checkpoint; `score` (higher is better) ranks it for retention."""
+    def save(self, step: int, state: TrainState, progress: Progress) -> None:
+        """Starts to write a checkpoint; the older ones of `progress.best` are kept."""
         params, training = _split(state)
+        self._best.steps = {step for _, step in progress.best}
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -86,7 +90,6 @@ class Checkpoints:
                 training=ocp.args.StandardSave(training),
                 progress=ocp.args.JsonSave(dataclasses.asdict(progress)),
             ),
-            metrics=None if score is None else {"score": score},
             force=True,
         )
 
@@ -124,7 +127,10 @@ class Checkpoints:
     def progress(self, step: int) -> Progress:
         """The progress of a step alone."""
         args = ocp.args.Composite(progress=ocp.args.JsonRestore())
-        return Progress(**self._manager.restore(step, args=args).progress)
+        try:
+            return Progress(**self._manager.restore(step, args=args).progress)
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            raise self._unreadable(step, error) from None
 
     def average(self, steps: list[int], abstract_params: Params) -> Params:
         """The mean of the weights of several steps (section 6.1), two copies in memory at most."""
@@ -139,13 +145,14 @@ class Checkpoints:
         return UserError(f"{self.directory / str(step)}: not a checkpoint of this model ({reason})")
 
 
-def _policy(retention: CheckpointConfig) -> AnyPreservationPolicy:
-    best = BestN(
-        n=retention.keep_best,
-        get_metric_fn=lambda metrics: metrics["score"],
-        keep_checkpoints_without_metrics=False,
-    )
-    return AnyPreservationPolicy([LatestN(retention.keep_newest), best])
+class _KeepBest:
+    """Orbax's retention by score forgets the scores when the process ends; `Progress` does not."""
+
+    def __init__(self) -> None:
+        self.steps: set[int] = set()
+
+    def should_preserve(self, checkpoints: Sequence, *, context: object) -> list[bool]:
+        return [checkpoint.step in self.steps for checkpoint in checkpoints]
 
 
 def _split(state: TrainState) -> tuple[Params, dict]:

@@ -31,6 +31,8 @@ class SpecialIds(NamedTuple):
     pad: int
     bos: int
     eos: int
+    unk: int | None = None
+    """Never chosen, as it stands for no text; None where the vocabulary has none."""
 
 
 class Hypotheses(NamedTuple):
@@ -82,7 +84,7 @@ def beam_search(
         vocabulary. One is greedy search.
       alpha: exponent of `length_penalty`; 0 ranks by log-probability alone.
       max_length: the largest of `limits`, and the length of the returned rows.
-      special: the start mark and padding are never chosen; the end mark ends a hypothesis.
+      special: all but the end mark are never chosen; the end mark ends a hypothesis.
 
     Returns:
       Distinct hypotheses, best first. Those that ended come before those cut at the limit, which
@@ -171,7 +173,8 @@ def _expand(
     Third of the four, the log-probability with which each of the old hypotheses ends.
     """
     batch_size, beam_size, vocab_size = logits.shape
-    if not all(0 <= token < vocab_size for token in special):
+    control = [token for token in special if token is not None]
+    if not all(0 <= token < vocab_size for token in control):
         raise ValueError(f"{special} does not fit a vocabulary of {vocab_size}")
     logits = logits.astype(jnp.float32)
     # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
@@ -182,7 +185,7 @@ def _expand(
     # A hypothesis has at most beam_size children among the survivors, so the vocabulary is
     # searched once per beam; no empty slot can displace a real one, as -inf ranks last.
     num_children = min(beam_size, vocab_size)
-    continues = ~jnp.isin(jnp.arange(vocab_size), jnp.array(special))
+    continues = ~jnp.isin(jnp.arange(vocab_size), jnp.array(control))
     logits, children = jax.lax.top_k(jnp.where(continues, logits, -jnp.inf), num_children)
     candidates = state.log_probs[:, :, None] + (logits - log_norm)
 

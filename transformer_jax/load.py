@@ -48,6 +48,8 @@ def _choose(checkpoints: Checkpoints, step: str, average_last: int) -> list[int]
     known = f"it has {', '.join(map(str, steps))}"
     if not steps:
         raise UserError(f"{checkpoints.directory}: no complete checkpoint; train first")
+    if average_last < 1:
+        raise UserError(f"--average-last is {average_last}: it must be 1 or more")
     if average_last > 1:
         if step != "newest":
             raise UserError("--average-last takes the newest checkpoints: leave out --step")

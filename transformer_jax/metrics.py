@@ -81,7 +81,8 @@ class MetricsLog:
     def _report(self, step: int, last: StepMetrics) -> None:
         loss, nll, targets, sources, positions = self._sums
         seconds = time.monotonic() - self._started
-        count = max(targets, 1)
+        # Not a number where no update of the window was finite.
+        count, positions = targets or math.nan, positions or math.nan
         values = {
             "loss": loss / count,
             "perplexity": math.exp(min(nll / count, 700)),
@@ -89,7 +90,7 @@ class MetricsLog:
             "gradient_norm": float(last.gradient_norm),
             "source_tokens_per_second": sources / seconds,
             "target_tokens_per_second": targets / seconds,
-            "padding": 1 - (sources + targets) / max(positions, 1),
+            "padding": 1 - (sources + targets) / positions,
             "skipped_updates": int(last.skipped),
         }
         self.write("train", step, values)
@@ -108,11 +109,13 @@ class MetricsLog:
         self._start_window()
 
     def write(self, split: str, step: int, values: dict[str, Any]) -> None:
-        """Appends to `metrics.jsonl` and to TensorBoard."""
-        self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        """Appends to `metrics.jsonl`, null for what is not finite, and to TensorBoard."""
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, "split": split, **finite}) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            self._tensorboard.add_scalar(f"{split}/{name}", value, step)
+        for name, value in finite.items():
+            if value is not None:
+                self._tensorboard.add_scalar(f"{split}/{name}", value, step)
 
     def print(self, text: str) -> None:
         """A line of text that does not break the progress bar."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from transformer_jax.config import Config
 from transformer_jax.data.corpus import TokenStore, build_store, read_split
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.errors import UserError
 from transformer_jax.run_directory import RunDirectory
 
 
@@ -24,25 +25,28 @@ def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> Pr
     """Reads all text, makes what is missing in the run's directory, and reports with `say`.
 
     A run keeps the tokenizer that it was begun with. Raises UserError for text that cannot be
-    trained on, before anything is written.
+    trained on, and then leaves no new run behind.
     """
     # Every file is opened and its lines are counted before the first one is read.
     train_pairs, dev_pairs = read_split(config.data, "train"), read_split(config.data, "dev")
-    if run.tokenizer.is_file():
-        tokenizer = Tokenizer.load(run.tokenizer)
-    else:
-        say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
-        sentences = chain.from_iterable(train_pairs)
-        tokenizer = Tokenizer(train_tokenizer(sentences, config.tokenizer))
-        train_pairs = read_split(config.data, "train")
-    run.create()
-    stores = {}
+    if config.data.test and not list(read_split(config.data, "test")):
+        raise UserError(f"data.test is {config.data.test!r}: no sentences to score")
     dev_list = list(dev_pairs)
-    for split, pairs in (("train", train_pairs), ("dev", dev_list)):
-        stores[split] = build_store(run.tokens / split, pairs, tokenizer, config.data)
-        for line in stores[split].report.lines():
-            say(f"{split}: {line}")
-    if not run.tokenizer.is_file():
-        tokenizer.save(run.tokenizer)
-        run.save_config(config)
+    with run.creating():
+        is_new = not run.tokenizer.is_file()
+        if is_new:
+            say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
+            sentences = chain.from_iterable(train_pairs)
+            tokenizer = Tokenizer(train_tokenizer(sentences, config.tokenizer))
+            train_pairs = read_split(config.data, "train")
+        else:
+            tokenizer = Tokenizer.load(run.tokenizer)
+        stores = {}
+        for split, pairs in (("train", train_pairs), ("dev", dev_list)):
+            stores[split] = build_store(run.tokens / split, pairs, tokenizer, config.data)
+            for line in stores[split].report.lines():
+                say(f"{split}: {line}")
+        if is_new:
+            tokenizer.save(run.tokenizer)
+            run.save_config(config)
     return Prepared(tokenizer, stores["train"], stores["dev"], dev_list)

@@ -12,7 +12,10 @@
 
 import dataclasses
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformer_jax.config import Config, from_json, to_json
@@ -47,8 +50,22 @@ class RunDirectory:
         self.evaluations = self.path / "evaluations"
         self.results = self.path / "evaluations.jsonl"
 
-    def create(self) -> None:
-        """Makes the folder, and tries to write in it. Raises UserError where that fails."""
+    @contextmanager
+    def creating(self) -> Iterator[None]:
+        """Makes the folder and tries to write in it; where the block fails, all is as before.
+
+        Raises UserError where the folder cannot be written to.
+        """
+        new = [path for path in (self.path, self.tokens) if not path.exists()]
+        self._create()
+        try:
+            yield
+        except BaseException:
+            for path in new:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def _create(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):

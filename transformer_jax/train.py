@@ -1,5 +1,6 @@
 """The training loop and its effects: data, checkpoints, metrics, signals."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -104,7 +105,8 @@ class Trainer:
     def resume(self) -> None:
         """Goes to the newest checkpoint; where there is none, writes one, to see that it works.
 
-        Raises UserError where the corpus is not the one that the run was begun with.
+        Raises UserError where the corpus or the tokenizer is not the one that the run was begun
+        with.
         """
         steps = self.checkpoints.steps()
         if not steps:
@@ -112,12 +114,13 @@ class Trainer:
             self.checkpoints.wait()
             return
         self.step = steps[-1]
-        self.state, self.progress = self.checkpoints.restore(self.step, self.state)
-        if self.progress.corpus_fingerprint != self.store.fingerprint:
+        # Before the weights: another vocabulary would give them another shape.
+        if self.checkpoints.progress(self.step).corpus_fingerprint != self.store.fingerprint:
             raise UserError(
-                f"{self.run.path}: the training corpus is not the one that this run was begun "
-                "with; restore it, or give another --run-directory"
+                f"{self.run.path}: the training corpus, or tokenizer.model, is not the one that "
+                "this run was begun with; restore it, or give another --run-directory"
             )
+        self.state, self.progress = self.checkpoints.restore(self.step, self.state)
 
     def compile_largest(self) -> jax.stages.Compiled:
         """Compiles the step for the batch that needs most memory, before the first update."""
@@ -218,21 +221,24 @@ class Trainer:
 
     def _rank(self, score: float) -> None:
         progress = self.progress
+        score = -math.inf if math.isnan(score) else score
+        ranked = sorted([*progress.best, [score, self.step]], key=lambda pair: (-pair[0], pair[1]))
+        progress.best = ranked[: self.config.checkpoint.keep_best]
         if progress.best_score is None or score > progress.best_score:
             progress.best_score, progress.best_step = score, self.step
             progress.validations_since_best = 0
         else:
             progress.validations_since_best += 1
-        self._save(score)
+        self._save()
 
     def _is_over(self) -> bool:
         patience = self.config.train.patience
         out_of_patience = 0 < patience <= self.progress.validations_since_best
         return self.step >= self.config.train.num_steps or out_of_patience
 
-    def _save(self, score: float | None = None) -> None:
+    def _save(self) -> None:
         if self.step not in self.checkpoints.steps():
-            self.checkpoints.save(self.step, self.state, self.progress, score)
+            self.checkpoints.save(self.step, self.state, self.progress)
 
 
 def make_dev_loss(

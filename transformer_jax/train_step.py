@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,7 +17,7 @@ from transformer_jax.model.transformer import Transformer
 from transformer_jax.optimizer import learning_rate, make_optimizer
 
 
-class TrainState(flax.struct.PyTreeNode):
+class TrainState(NamedTuple):
     """All that an update changes, and the key that its randomness is derived from."""
 
     step: Count

@@ -36,7 +36,7 @@ class Translator:
         self._config = config
         self._sharding = sharding.batch_sharding(mesh)
         self._num_shards = sharding.num_batch_shards(mesh)
-        special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id)
         self._search = jax.jit(partial(search, model, config, special))
 
     def translate(

@@ -7,6 +7,7 @@ Unicode line separator becomes a space; the rest is put into NFC. So lines in ar
 """
 
 import gzip
+import io
 import lzma
 import os
 import re
@@ -51,7 +52,7 @@ def read_lines(path: Path) -> Iterator[str]:
         yield from read_stream(file, str(path))
 
 
-def read_stream(stream: BinaryIO, name: str) -> Iterator[str]:
+def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """The cleaned lines of an open stream of bytes, such as standard input.
 
     Raises UserError, naming `name` and the line, for bytes that are not UTF-8.
@@ -155,7 +156,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _open_binary(path: Path) -> Iterator[BinaryIO]:
+def _open_binary(path: Path) -> Iterator[io.BufferedIOBase]:
     """The unpacked bytes of `path`, with what goes wrong while they are read as UserError."""
     if path.suffix in _OTHER_ARCHIVES:
         raise UserError(f"{path}: only plain, .gz and .xz files are read; unpack it first")
@@ -168,15 +169,15 @@ def _open_binary(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _unpacked(path: Path, file: BinaryIO) -> BinaryIO:
+def _unpacked(path: Path, file: io.BufferedReader) -> io.BufferedIOBase:
     # Neither magic number can begin UTF-8 text, so the content decides and the name is checked.
-    start = file.peek(6)  # type: ignore[attr-defined]
+    start = file.peek(6)
     expected = _MAGIC.get(path.suffix)
     if expected is not None and not start.startswith(expected):
         kind = "gzip" if path.suffix == ".gz" else "xz"
         raise UserError(f"{path}: named {path.suffix}, but not a {kind} file; fetch it again")
     if start.startswith(_MAGIC[".gz"]):
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+        return gzip.GzipFile(fileobj=file)
     if start.startswith(_MAGIC[".xz"]):
-        return lzma.LZMAFile(file)  # type: ignore[return-value]
+        return lzma.LZMAFile(file)
     return file

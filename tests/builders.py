@@ -1,0 +1,73 @@
+"""Small models and batches that several tests need."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import sharding
+from transformer_jax.array_types import Batch, Params
+from transformer_jax.config import Config, LossConfig, ModelConfig, OptimizerConfig
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.train_step import init_state
+
+VOCAB_SIZE = 23
+PAD, BOS, EOS = 0, 1, 2
+
+Pair = tuple[list[int], list[int]]
+
+
+def small_config(**model) -> Config:
+    sizes = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 4, "dropout_rate": 0.0}
+    return Config(
+        model=ModelConfig(**(sizes | model)),
+        loss=LossConfig(label_smoothing=0.1),
+        # With the paper's 1e-9 Adam turns rounding in gradients near zero into whole updates.
+        optimizer=OptimizerConfig(warmup_steps=10, epsilon=1e-3),
+    )
+
+
+def small_model(config: Config) -> Transformer:
+    return Transformer(config.model, VOCAB_SIZE, BOS)
+
+
+def small_params(config: Config, scale: float = 1.0) -> Params:
+    """Weights of a new model; a scale above 1 makes its distributions less flat."""
+    state, _ = init_state(config, small_model(config), one_device())
+    return jax.tree.map(lambda x: x * scale, state.params)
+
+
+def one_device() -> jax.sharding.Mesh:
+    return mesh_of(data=1)
+
+
+def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    """A mesh of the first devices, where `sharding.make_mesh` takes all."""
+    devices = np.array(jax.devices()[: data * fsdp * tensor]).reshape(data, fsdp, tensor)
+    return jax.sharding.Mesh(devices, sharding.MESH_AXES)
+
+
+def random_pairs(seed: int, count: int, longest: int = 9) -> list[Pair]:
+    """Sentences of random tokens, each with its end mark."""
+    random = np.random.default_rng(seed)
+
+    def sentence() -> list[int]:
+        return [*random.integers(4, VOCAB_SIZE, random.integers(1, longest)).tolist(), EOS]
+
+    return [(sentence(), sentence()) for _ in range(count)]
+
+
+def make_batch(rows: list[list[Pair]], source_length: int, target_length: int) -> Batch:
+    """A batch with the given pairs in each row, written out token by token."""
+    batch = {}
+    for side, which, length in (("inputs", 0, source_length), ("targets", 1, target_length)):
+        for part in ("", "_positions", "_segments"):
+            batch[side + part] = np.zeros((len(rows), length), np.int32)
+        for row, pairs in enumerate(rows):
+            column = 0
+            for segment, pair in enumerate(pairs, start=1):
+                for position, token in enumerate(pair[which]):
+                    batch[side][row, column] = token
+                    batch[f"{side}_positions"][row, column] = position
+                    batch[f"{side}_segments"][row, column] = segment
+                    column += 1
+    return jax.tree.map(jnp.asarray, batch)

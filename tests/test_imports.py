@@ -1,0 +1,218 @@
+"""Imports go one way, and nothing heavy is imported before it is needed."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import transformer_jax
+
+PACKAGE = Path(transformer_jax.__file__).parent
+
+# Leftmost first: a module imports from groups before its own, and from its own what stands before
+# it. A new module gets its place here.
+ORDER = [
+    ["errors", "config", "array_types"],
+    ["data.text", "data.cldr", "data.tokenizer", "data.corpus"],
+    ["data.batch_plan", "data.loader"],
+    ["model.masks", "model.layers", "model.attention", "model.transformer"],
+    ["sharding"],
+    ["loss", "optimizer"],
+    ["train_step"],
+    ["checkpoint"],
+    ["run_directory", "metrics"],
+    ["decode"],
+    ["translate", "evaluate"],
+    ["prepare", "load"],
+    ["train"],
+    ["__main__"],
+]
+
+
+def module_files() -> dict[str, Path]:
+    """The modules by their name in the package; `__init__` files have their package's."""
+    files = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        files[".".join(part for part in parts if part != "__init__")] = path
+    return files
+
+
+FILES = module_files()
+MODULES = [name for name, path in FILES.items() if path.name != "__init__.py"]
+
+
+def imports(source: str, name: str) -> Iterator[str]:
+    """Every module that a module imports, inside functions too, by its full name.
+
+    Of `from a import b` the name is `a.b`, which is a module, or a thing in the module `a`.
+    """
+    package = ["transformer_jax", *name.split(".")][:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*start, *([node.module] if node.module else [])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def own_imports(source: str, name: str) -> set[str]:
+    """The modules of the package that a module imports, without the package's name."""
+    found = set()
+    for imported in imports(source, name):
+        top, _, inner = imported.partition(".")
+        if top != "transformer_jax":
+            continue
+        if inner not in FILES:
+            inner = inner.rpartition(".")[0]
+        found.add(inner)
+    return found
+
+
+def source_of(name: str) -> str:
+    return FILES[name].read_text(encoding="utf-8")
+
+
+def allowed(name: str) -> set[str]:
+    """The modules to the left of a module."""
+    names = [one for group in ORDER for one in group]
+    return set(names[: names.index(name)])
+
+
+def test_every_module_has_a_place() -> None:
+    names = [name for group in ORDER for name in group]
+    assert sorted(names) == sorted(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_one_way(name: str) -> None:
+    upward = own_imports(source_of(name), name) - allowed(name)
+    assert not upward, f"{name} imports {sorted(upward)}, not to its left"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in MODULES])
+def test_packages_import_nothing(name: str) -> None:
+    """What is imported with any of a package's modules is imported always."""
+    assert list(imports(source_of(name), name)) == []
+
+
+def test_imports_of_every_form_are_seen() -> None:
+    source = """
+import os, transformer_jax.train
+from transformer_jax import sharding
+from transformer_jax.data import text as t
+from transformer_jax.data.corpus import TokenStore
+from . import loader
+from .. import decode
+from ..model.layers import dense
+if TYPE_CHECKING:
+    from transformer_jax import load
+def f():
+    from transformer_jax.metrics import MetricsLog
+    class A:
+        import transformer_jax.loss as loss
+"""
+    assert own_imports(source, "data.tokenizer") == {
+        "train",
+        "sharding",
+        "data.text",
+        "data.corpus",
+        "data.loader",
+        "decode",
+        "model.layers",
+        "load",
+        "metrics",
+        "loss",
+    }
+
+
+def test_the_data_and_the_decoder_know_no_model() -> None:
+    """Two of the lines that the order draws, spelled out."""
+    models = {name for name in MODULES if name.startswith("model.")}
+    for name in ("data.corpus", "data.loader", "decode", "evaluate"):
+        assert not own_imports(source_of(name), name) & models
+    assert "evaluate" not in own_imports(source_of("train"), "train")
+
+
+def uses_linen(name: str) -> bool:
+    """By an import, or as an attribute of `flax`."""
+    source = source_of(name)
+    attributes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return any(f"{one}.".startswith("flax.linen.") for one in imports(source, name)) or any(
+        ast.unparse(node) == "flax.linen" for node in attributes
+    )
+
+
+def test_only_the_model_and_sharding_import_linen() -> None:
+    with_linen = {name for name in FILES if uses_linen(name)}
+    assert "model.transformer" in with_linen
+    assert {name for name in with_linen if not name.startswith("model.")} <= {"sharding"}
+
+
+def test_no_module_imports_tensorflow_or_torch() -> None:
+    for name in FILES:
+        tops = {imported.partition(".")[0] for imported in imports(source_of(name), name)}
+        assert not tops & {"tensorflow", "torch"}, name
+
+
+def imported_by(program: str, path: Path) -> set[str]:
+    """The top-level names in sys.modules after a program, with `path` first on the path."""
+    program += "\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(path), str(PACKAGE.parent)]),
+        "JAX_PLATFORMS": "cpu",
+    }
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=path,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    return {name.partition(".")[0] for name in json.loads(output.splitlines()[-1])}
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> Path:
+    """A folder of packages that are empty, so that importing them is seen where none is there."""
+    for name in ("tensorflow", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_bytes(b"")
+    assert {"tensorflow", "torch"} <= imported_by("import tensorflow, torch", tmp_path)
+    return tmp_path
+
+
+def test_the_command_line_starts_without_jax(stand_ins: Path) -> None:
+    imported = imported_by("import transformer_jax.__main__", stand_ins)
+    assert "transformer_jax" in imported
+    assert not imported & {"jax", "flax", "tensorflow", "torch"}
+
+
+@pytest.mark.parametrize("command", ["", "train", "translate", "evaluate"])
+def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
+    program = f"""
+from transformer_jax.__main__ import main
+try:
+    status = main({command.split()} + ["--help"])
+except SystemExit as exit:
+    status = exit.code
+assert not status, status
+"""
+    assert not imported_by(program, stand_ins) & {"jax", "flax", "tensorflow", "torch"}
+
+
+def test_the_package_needs_neither_tensorflow_nor_torch(stand_ins: Path) -> None:
+    """tensorboardX takes torch where it finds it, so torch is hidden, and only not needed."""
+    names = ["transformer_jax", *(f"transformer_jax.{name}" for name in MODULES)]
+    program = "import sys\nsys.modules['torch'] = None\nimport " + ", ".join(names)
+    imported = imported_by(program, stand_ins)
+    assert {"jax", "flax", "transformer_jax"} <= imported
+    assert "tensorflow" not in imported

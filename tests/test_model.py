@@ -1,0 +1,210 @@
+"""The Transformer against formulas, and against itself computed another way."""
+
+import math
+
+import builders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import BOS, VOCAB_SIZE, make_batch, random_pairs, small_config, small_model
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.loss import loss_sums
+from transformer_jax.model.layers import Dropout, random_bits, sinusoid
+from transformer_jax.model.transformer import Transformer, empty_cache
+
+NORMS = ("post", "pre")
+
+
+def logits_of(config, params, batch):
+    apply = jax.jit(small_model(config).apply)
+    return np.asarray(apply({"params": params}, batch))
+
+
+@pytest.mark.parametrize("position", [0, 1, 7, 513, 100_000])
+def test_positions_are_those_of_the_paper(position):
+    """Section 3.5, computed in Python's own floats; no position is out of range (C05)."""
+    encoding = sinusoid(jnp.array([position]), 8)[0]
+    for i in range(4):
+        angle = position / 10_000 ** (2 * i / 8)
+        # float32 angles near 1e5 are exact to 2^-8 only.
+        tolerance = max(1e-6, position * 2e-7)
+        assert encoding[2 * i] == pytest.approx(math.sin(angle), abs=tolerance)
+        assert encoding[2 * i + 1] == pytest.approx(math.cos(angle), abs=tolerance)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_packed_sentences_have_the_logits_of_sentences_alone(norm):
+    """C13: in the encoder, in the decoder and between them."""
+    config = small_config(norm=norm)
+    params = builders.small_params(config, scale=2)
+    pairs = random_pairs(seed=1, count=6)
+    packed = make_batch([pairs[:3], pairs[3:]], 40, 33)
+    together = logits_of(config, params, packed)
+    for number, (source, target) in enumerate(pairs):
+        alone = make_batch([[(source, target)]], len(source), len(target))
+        row, segment = number // 3, number % 3 + 1
+        mine = np.asarray(packed["targets_segments"])[row] == segment
+        np.testing.assert_allclose(
+            together[row, mine], logits_of(config, params, alone)[0], atol=1e-5
+        )
+
+
+def test_packed_and_unpacked_have_the_same_loss_and_gradients():
+    config = small_config()
+    params = builders.small_params(config)
+    pairs = random_pairs(seed=2, count=6)
+    batches = [
+        make_batch([pairs[:3], pairs[3:]], 40, 40),
+        make_batch([[pair] for pair in pairs], 12, 15),
+    ]
+
+    def loss(params, batch):
+        logits = small_model(config).apply({"params": params}, batch)
+        sums = loss_sums(logits, batch["targets"], batch["targets_segments"], 0.1)
+        return sums.loss, sums
+
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    packed, unpacked = (jax.device_get(gradient(params, batch)) for batch in batches)
+    assert packed[0][0] == pytest.approx(unpacked[0][0], rel=1e-6)
+    assert packed[0][1].tokens == unpacked[0][1].tokens == sum(len(t) for _, t in pairs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), packed[1], unpacked[1]
+    )
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_padding_and_neighbours_change_no_logit(norm):
+    """C03, C12: unequal lengths of source and target, so that no swapped axis can pass."""
+    config = small_config(norm=norm)
+    params = builders.small_params(config, scale=2)
+    (source, target), *others = random_pairs(seed=3, count=4)
+    alone = make_batch([[(source, target)]], len(source), len(target))
+    crowd = make_batch([*([other] for other in others), [(source, target)], []], 31, 17)
+    for side in ("inputs", "targets"):  # rubbish in the padding must not be seen either
+        rubbish = jax.random.randint(jax.random.key(0), crowd[side].shape, 0, VOCAB_SIZE)
+        crowd[side] = jnp.where(crowd[f"{side}_segments"] == 0, rubbish, crowd[side])
+    np.testing.assert_allclose(
+        logits_of(config, params, crowd)[3, : len(target)],
+        logits_of(config, params, alone)[0],
+        atol=1e-5,
+    )
+
+
+def test_a_row_of_padding_stays_finite_and_weighs_nothing():
+    """C02: filler rows."""
+    config = small_config()
+    params = builders.small_params(config)
+    pairs = random_pairs(seed=4, count=2)
+
+    def gradients(rows):
+        batch = make_batch(rows, 12, 12)
+
+        def loss(params):
+            logits = small_model(config).apply({"params": params}, batch)
+            return loss_sums(logits, batch["targets"], batch["targets_segments"], 0.1).loss
+
+        return jax.value_and_grad(loss)(params)
+
+    filled = jax.device_get(gradients([[pairs[0]], [], [pairs[1]], []]))
+    full = jax.device_get(gradients([[pairs[0]], [pairs[1]]]))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(filled))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), filled, full)
+
+
+def test_a_token_sees_nothing_of_later_ones():
+    config = small_config()
+    params = builders.small_params(config, scale=2)
+    (source, target), (_, other) = random_pairs(seed=5, count=2, longest=9)
+    target, other = (target * 8)[:8], (other * 8)[:8]
+    before = logits_of(config, params, make_batch([[(source, target)]], 12, 8))[0]
+    for changed in range(8):
+        mixed = [*target[:changed], other[changed] % 18 + 4, *target[changed + 1 :]]
+        after = logits_of(config, params, make_batch([[(source, mixed)]], 12, 8))[0]
+        np.testing.assert_array_equal(after[: changed + 1], before[: changed + 1])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_cached_decoding_equals_the_full_pass_at_every_position(norm):
+    """Two beams with different prefixes, sources of different lengths, one of them padded."""
+    config = small_config(norm=norm)
+    params = builders.small_params(config, scale=2)
+    model = small_model(config)
+    (source_a, _), (source_b, _) = random_pairs(seed=6, count=2)
+    prefixes = np.random.default_rng(1).integers(4, VOCAB_SIZE, (2, 2, 7))
+    sources = make_batch([[(source_a, [1])], [(source_b, [1])]], 14, 1)
+    variables = {"params": params}
+    memory = model.apply(
+        variables, sources["inputs"], sources["inputs_segments"], method="remember"
+    )
+    cache = empty_cache(config.model, batch=2, beam=2, length=7)
+    fed = np.concatenate([np.full((2, 2, 1), BOS), prefixes[:, :, :-1]], axis=2)
+    for index in range(7):
+        tokens = jnp.array(fed[:, :, index], jnp.int32)
+        step = jnp.int32(index)
+        logits, cache = model.apply(variables, tokens, step, memory, cache, method="decode_step")
+        for row, source in enumerate((source_a, source_b)):
+            for beam in range(2):
+                pair = (source, prefixes[row, beam].tolist())
+                full = logits_of(config, params, make_batch([[pair]], len(source), 7))
+                np.testing.assert_allclose(logits[row, beam], full[0, index], atol=1e-5, rtol=1e-5)
+
+
+def test_number_of_parameters_of_the_base_model():
+    """Table 3: 65 million with a vocabulary of about 37,000; here by a closed formula."""
+    config = small_config(num_layers=6, d_model=512, d_ff=2048, num_heads=8)
+    model = Transformer(config.model, 37_000, BOS)
+    batch = make_batch([[([4], [4])]], 1, 1)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))["params"]
+    d, ff, n, v = 512, 2048, 6, 37_000
+    attention, norm = 4 * d * d, 2 * d
+    feed_forward = 2 * d * ff + ff + d
+    encoder = n * (attention + feed_forward + 2 * norm)
+    decoder = n * (2 * attention + feed_forward + 3 * norm)
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    assert count == encoder + decoder + v * d  # one matrix serves all three uses
+    assert round(count / 1e6) == 63  # the paper rounds to 65, its vocabulary being "about" 37,000
+
+
+def test_bfloat16_computes_near_float32_and_keeps_float32_parameters():
+    full, half = small_config(), small_config(dtype="bfloat16")
+    params = builders.small_params(half)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    batch = make_batch([[pair] for pair in random_pairs(seed=7, count=3)], 12, 12)
+    logits = small_model(half).apply({"params": params}, batch)
+    assert logits.dtype == jnp.float32
+    real = batch["targets_segments"] != 0
+    difference = np.abs(logits - logits_of(full, params, batch))[real]
+    assert 0 < difference.max() < 0.1
+
+
+def test_dropout_keeps_the_share_and_the_mean():
+    x = jnp.ones((200, 500))
+    y = Dropout(0.3).apply({}, x, False, rngs={"dropout": jax.random.key(0)})
+    kept = np.asarray(y != 0)
+    assert kept.mean() == pytest.approx(0.7, abs=0.005)  # 5 standard deviations
+    np.testing.assert_allclose(np.asarray(y)[kept], 1 / 0.7, rtol=1e-6)
+    # Neither rows, columns nor neighbours may be alike.
+    for share in (kept.mean(axis=0), kept.mean(axis=1)):
+        assert np.abs(share - 0.7).max() < 6 * (0.21 / min(kept.shape)) ** 0.5
+    for a, b in ((kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1])):
+        assert np.corrcoef(a.ravel(), b.ravel())[0, 1] == pytest.approx(0, abs=0.02)
+
+
+def test_random_bits_depend_on_the_key_and_on_every_index():
+    first, second = (np.asarray(random_bits(jax.random.key(i), (5, 7, 11))) for i in range(2))
+    assert len(np.unique(first)) == first.size  # a collision among 385 has odds of 1 in 60,000
+    assert (first != second).all()
+    bits = np.unpackbits(first.view(np.uint8))
+    assert bits.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_without_dropout_the_default_of_the_paper_is_deterministic():
+    assert ModelConfig().dropout_rate == 0.1
+    config = small_config(dropout_rate=0.5)
+    params = builders.small_params(config)
+    batch = make_batch([[pair] for pair in random_pairs(seed=8, count=2)], 12, 12)
+    np.testing.assert_array_equal(
+        logits_of(config, params, batch), logits_of(small_config(), params, batch)
+    )

@@ -1,0 +1,162 @@
+"""From sentences to sentences, with a model of random weights and a real tokenizer."""
+
+import builders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import small_config
+
+from transformer_jax.config import DecodeConfig, TokenizerConfig
+from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.train_step import init_state
+from transformer_jax.translate import Translator
+
+CORPUS = [
+    f"the {adjective} {noun} {verb} {place}"
+    for adjective in ("old", "young", "grey", "tired")
+    for noun in ("dog", "woman", "teacher", "bird")
+    for verb in ("sleeps", "waits", "sings", "reads")
+    for place in ("here", "in the garden", "under a tree", "by the river")
+]
+SENTENCES = [CORPUS[7], "a tree", CORPUS[40] + " " + CORPUS[90], "", CORPUS[3], "x", CORPUS[200]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(train_tokenizer(CORPUS, TokenizerConfig(vocab_size=320)))
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    """Weights that make a model decided about what comes next, and end some sentences early."""
+    config = small_config()
+    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    state, _ = init_state(config, model, builders.one_device())
+    params = jax.tree.map(lambda x: 1.5 * x, state.params)
+    return model, params
+
+
+def translate(model, tokenizer, sentences, mesh=None, **decode):
+    defaults = {"max_extra_length": 5, "beam_size": 3}
+    network, params = model
+    translator = Translator(
+        network, tokenizer, DecodeConfig(**(defaults | decode)), mesh or builders.one_device()
+    )
+    return translator.translate(params, sentences)
+
+
+def greedy(model, tokenizer, sentence, extra):
+    """The likeliest token at every position by the full forward pass, without any cache."""
+    network, params = model
+    source = [*tokenizer.encode([sentence])[0], tokenizer.eos_id]
+    target = []
+    while len(target) < len(source) + extra:
+        pair = (source, [*target, tokenizer.eos_id])
+        batch = builders.make_batch([[pair]], len(source), len(target) + 1)
+        logits = np.array(network.apply({"params": params}, batch)[0, len(target)])
+        logits[[tokenizer.pad_id, tokenizer.bos_id, tokenizer.unk_id]] = -np.inf
+        target.append(int(logits.argmax()))
+        if target[-1] == tokenizer.eos_id:
+            return target, True
+    return target, False
+
+
+def test_a_beam_of_one_is_greedy(model, tokenizer):
+    translations = translate(model, tokenizer, SENTENCES, beam_size=1)
+    for sentence, translation in zip(SENTENCES, translations, strict=True):
+        if sentence:
+            tokens, finished = greedy(model, tokenizer, sentence, extra=5)
+            assert translation.text == tokenizer.decode([tokens])[0]
+            assert translation.finished == finished
+
+
+def test_the_score_is_the_log_probability_of_the_forced_translation(model, tokenizer):
+    """E13, E15: recomputed by the full forward pass over the hypothesis' own tokens."""
+    network, params = model
+    translator = Translator(
+        network, tokenizer, DecodeConfig(max_extra_length=5, beam_size=3), builders.one_device()
+    )
+    source = [*tokenizer.encode([SENTENCES[0]])[0], tokenizer.eos_id]
+    hypotheses = translator._run(params, [source], rows=1, length=len(source))
+    for beam in range(3):
+        tokens = [int(t) for t in hypotheses.tokens[0, beam] if t != tokenizer.pad_id]
+        batch = builders.make_batch([[(source, tokens)]], len(source), len(tokens))
+        log_p = jax.nn.log_softmax(network.apply({"params": params}, batch)[0])
+        total = sum(float(log_p[i, token]) for i, token in enumerate(tokens))
+        assert hypotheses.log_probs[0, beam] == pytest.approx(total, abs=1e-4)
+        penalty = ((5 + len(tokens)) / 6) ** 0.6
+        assert hypotheses.scores[0, beam] == pytest.approx(total / penalty, abs=1e-4)
+
+
+@pytest.mark.parametrize(("tokens_per_batch", "devices"), [(1, 1), (64, 4), (4096, 1)])
+def test_batches_order_and_devices_change_no_translation(
+    model, tokenizer, tokens_per_batch, devices
+):
+    """C03, E09: lines come back in the order given, each as if it were alone."""
+    sentences = [*SENTENCES, *reversed(SENTENCES), *CORPUS[:5]]
+    mesh = builders.mesh_of(data=devices)
+    together = translate(model, tokenizer, sentences, mesh, tokens_per_batch=tokens_per_batch)
+    assert len(together) == len(sentences)
+    for sentence in {*sentences}:
+        (alone,) = translate(model, tokenizer, [sentence])
+        for i in [i for i, other in enumerate(sentences) if other == sentence]:
+            assert (together[i].text, together[i].finished) == (alone.text, alone.finished)
+            assert together[i].score == pytest.approx(alone.score, abs=1e-4)
+
+
+def test_blank_lines_are_blank_and_inner_line_feeds_are_spaces(model, tokenizer):
+    """A07, A18."""
+    blank = translate(model, tokenizer, ["", "   ", "\t", "\n"])
+    assert [translation.text for translation in blank] == [""] * 4
+    texts = [t.text for t in translate(model, tokenizer, ["a tree", "a\ntree", "a tree\r\n"])]
+    assert texts[0] == texts[1] == texts[2]
+    assert not any("\n" in text for text in texts)
+    assert translate(model, tokenizer, []) == []
+
+
+def test_a_translation_at_the_limit_is_marked(model, tokenizer):
+    """E12, E17: a model that cannot end runs to its limit, and says so."""
+    network, params = model
+    never = jax.tree.map(lambda x: x, params)
+    embedding = params["embedding"]["embedding"]
+    never["embedding"]["embedding"] = embedding.at[tokenizer.eos_id].set(-embedding[300])
+    never["decoder_layers_1"]["ff_residual"]["LayerNorm_0"]["bias"] = 50 * embedding[300]
+    (translation,) = translate(
+        (network, never), tokenizer, ["the old dog"], max_extra_length=3, beam_size=1
+    )
+    limit = len(tokenizer.encode(["the old dog"])[0]) + 1 + 3
+    assert not translation.finished
+    assert translation.text == tokenizer.decode([[300] * limit])[0]
+    assert np.isfinite(translation.score)
+
+
+def test_progress_is_told_and_may_stop_the_work(model, tokenizer):
+    network, params = model
+    translator = Translator(
+        network,
+        tokenizer,
+        DecodeConfig(max_extra_length=2, tokens_per_batch=16),
+        builders.one_device(),
+    )
+    told = []
+    translator.translate(params, SENTENCES, told.append)
+    assert told[0] == 1 and told[-1] == len(SENTENCES) and told == sorted(told)
+
+    def stop(done: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        translator.translate(params, SENTENCES, stop)
+
+
+def test_a_source_longer_than_any_trained_on_is_translated_whole(model, tokenizer):
+    """C05, E11: positions have no end, so neither has the source."""
+    line = " ".join(CORPUS[:12])
+    sentences = ["a tree", line, "the dog"]
+    together = translate(model, tokenizer, sentences, max_extra_length=1, beam_size=1)
+    (alone,) = translate(model, tokenizer, ["a tree"], max_extra_length=1, beam_size=1)
+    assert together[0].text == alone.text
+    assert len(tokenizer.encode([line])[0]) > 64
+    assert jnp.isfinite(together[1].score)
