@@ -383,3 +383,49 @@ def test_a_file_that_is_not_python(tmp_path: Path) -> None:
     path = experiment(tmp_path, "num_layers = 3\n", "experiment.toml")
     with pytest.raises(UserError, match=re.escape(path)):
         load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.norm", "sandwich"),
+        ("data.batching", "foo"),
+        ("data.train", "train"),
+        ("data.train", ("train", 1)),
+        ("data.max_length", "a"),
+        ("model.d_model", 512.0),
+        ("model.num_layers", True),
+        ("optimizer.clip_norm", float("inf")),
+        ("loss.label_smoothing", float("nan")),
+        ("optimizer.beta1", 10**400),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_python_too(path: str, value: object) -> None:
+    section, name = path.split(".")
+    with pytest.raises(UserError, match=re.escape(f"{path} is {value!r}: it must be ")):
+        sections()[section](**{name: value})
+
+
+def test_an_invalid_value_in_json_names_the_file() -> None:
+    with pytest.raises(UserError, match=re.escape(f"{WHERE}: model.num_layers is 0: ")):
+        from_json('{"model": {"num_layers": 0}}', WHERE)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("import nosuchmodule\n", 1, "ModuleNotFoundError"),
+        ("\ndef get_config():\n    return undefined\n", 3, "NameError"),
+    ],
+)
+def test_an_experiment_that_fails_names_its_line(
+    tmp_path: Path, text: str, line: int, what: str
+) -> None:
+    path = experiment(tmp_path, text)
+    with pytest.raises(UserError, match=rf"{re.escape(path)}, line {line}: {what}: "):
+        load_experiment(path)
+
+
+def test_get_config_that_is_no_function(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"must define get_config\(\)"):
+        load_experiment(experiment(tmp_path, "get_config = 3\n"))

@@ -17,7 +17,7 @@ from transformer_jax.errors import UserError
 DATA = Path(__file__).parent / "data"
 
 
-class WordTokenizer:
+class WordTokenizer(Tokenizer):
     """One id a word, so that lengths can be told from the text alone."""
 
     eos_id = 2
@@ -201,9 +201,6 @@ def test_each_reason_at_its_edge(tmp_path: Path) -> None:
         (6, 2),
         (10, 10),
     ]
-    everything = build_store(tmp_path / "all", pairs, WordTokenizer(), config, filtered=False)
-    assert everything.report == FilterReport(9, 9, counts())
-    assert everything.source(7).tolist() == [2]
 
 
 def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
@@ -212,9 +209,9 @@ def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
     other_tokenizer = WordTokenizer()
     other_tokenizer.fingerprint = "others"
 
-    def fingerprint(pairs=pairs, tokenizer=None, config=config, filtered=True) -> str:
+    def fingerprint(pairs=pairs, tokenizer=None, config=config) -> str:
         tokenizer = tokenizer or WordTokenizer()
-        return build_store(tmp_path / "s", pairs, tokenizer, config, filtered).fingerprint
+        return build_store(tmp_path / "s", pairs, tokenizer, config).fingerprint
 
     same = fingerprint()
     assert same == fingerprint(iter(pairs))
@@ -227,7 +224,6 @@ def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
         fingerprint(tokenizer=other_tokenizer),
         fingerprint(config=dataclasses.replace(config, max_length=100)),
         fingerprint(config=dataclasses.replace(config, max_length_ratio=5.0)),
-        fingerprint(filtered=False),
     ]
     assert len({same, *different}) == 1 + len(different)
 

@@ -150,7 +150,7 @@ def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.Mon
     expected = {
         "~/runs/1": tmp_path / "home/runs/1",
         "$SCRATCH/1": tmp_path / "scratch/1",
-        "${SCRATCH}/a/$NEAR": tmp_path / "scratch/a/$NEAR",
+        "${SCRATCH}/a": tmp_path / "scratch/a",
         "$NEAR_HOME/1": tmp_path / "home/near/1",
         "runs/1": tmp_path / "runs/1",
         str(tmp_path / "absolute"): tmp_path / "absolute",
@@ -195,3 +195,9 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path, below: str) -> None:
     with pytest.raises(UserError, match=message), run.creating():
         pytest.fail("the block must not run")
     assert file.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("path", ["$NO_SUCH_VARIABLE/1", "~no_such_user/1"])
+def test_what_cannot_be_expanded_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match=re.escape(path)):
+        RunDirectory(path)

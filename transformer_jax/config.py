@@ -7,7 +7,8 @@ checked on construction, so a `Config` that exists is a valid one.
 import dataclasses
 import importlib.util
 import json
-import types
+import sys
+import traceback
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,31 @@ from typing import Literal
 
 from transformer_jax.errors import UserError
 
+_KINDS = {int: "a whole number", float: "a number", str: "text", tuple[str, ...]: "a list of texts"}
+
 
 def _check(section: object, condition: bool, name: str, requirement: str) -> None:
     if not condition:
-        value = getattr(section, name)
         where = type(section).__name__.removesuffix("Config").lower()
-        raise UserError(f"{where}.{name} is {value!r}: it must be {requirement}")
+        path = f"{where}.{name}" if where else name
+        raise UserError(f"{path} is {getattr(section, name)!r}: it must be {requirement}")
+
+
+def _check_types(section: object) -> None:
+    for name, hint in typing.get_type_hints(type(section)).items():
+        value = getattr(section, name)
+        if typing.get_origin(hint) is Literal:
+            choices = typing.get_args(hint)
+            _check(section, value in choices, name, " or ".join(map(repr, choices)))
+        elif hint == tuple[str, ...]:
+            valid = isinstance(value, tuple) and all(map(_is_text, value))
+            _check(section, valid, name, _KINDS[hint])
+        else:
+            accepted = (int, float) if hint is float else hint
+            valid = isinstance(value, accepted) and not isinstance(value, bool)
+            if hint is float:
+                valid = valid and abs(value) <= sys.float_info.max
+            _check(section, valid, name, _KINDS.get(hint, f"a {hint.__name__}"))
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,7 @@ class DataConfig:
     """Batches that background threads keep ready."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, self.source_language != "", "source_language", "a language code such as en")
         _check(self, self.target_language != "", "target_language", "a language code such as de")
         _check(self, len(self.train) > 0, "train", "at least one name")
@@ -77,6 +98,7 @@ class TokenizerConfig:
     """Sentences, sampled evenly from both sides, that the tokenizer is trained on."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, self.vocab_size > 260, "vocab_size", "above 260 (256 bytes, 4 special pieces)")
         _check(self, self.max_sentences >= 1, "max_sentences", "1 or more")
 
@@ -105,6 +127,7 @@ class ModelConfig:
     """Type of the computation; parameters, softmax, statistics and loss stay float32."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name in ("num_layers", "d_model", "d_ff", "num_heads"):
             _check(self, getattr(self, name) >= 1, name, "1 or more")
         divisible = self.d_model % self.num_heads == 0
@@ -122,6 +145,7 @@ class LossConfig:
     """Share of the target probability that is spread evenly over the vocabulary."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, 0 <= self.label_smoothing < 1, "label_smoothing", "at least 0 and below 1")
 
 
@@ -143,6 +167,7 @@ class OptimizerConfig:
     """Largest global norm of the gradients, which are scaled down to it; 0 is off."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, self.learning_rate_scale > 0, "learning_rate_scale", "above 0")
         _check(self, self.warmup_steps >= 1, "warmup_steps", "1 or more")
         _check(self, 0 <= self.beta1 < 1, "beta1", "at least 0 and below 1")
@@ -163,10 +188,17 @@ class MeshConfig:
     """Devices over which heads, feed-forward and vocabulary are split."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         sizes = (self.data, self.fsdp, self.tensor)
         for name in ("data", "fsdp", "tensor"):
-            _check(self, getattr(self, name) >= 1 or getattr(self, name) == -1, name, "-1 or above")
-        _check(self, sizes.count(-1) <= 1, "data", "given where fsdp or tensor is -1")
+            _check(
+                self,
+                getattr(self, name) >= 1 or getattr(self, name) == -1,
+                name,
+                "-1, or 1 or more",
+            )
+        left = ("tensor", "fsdp")[self.tensor != -1]
+        _check(self, sizes.count(-1) <= 1, left, "a number, as another axis takes what is left")
 
 
 @dataclass(frozen=True)
@@ -191,6 +223,7 @@ class TrainConfig:
     """Validations in a row without a new best score before training stops; 0 is never."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name in ("num_steps", "num_micro_batches", "max_skipped_updates", "log_interval"):
             _check(self, getattr(self, name) >= 1, name, "1 or more")
         for name in ("dev_loss_interval", "dev_bleu_interval", "patience"):
@@ -210,6 +243,7 @@ class CheckpointConfig:
     """Checkpoints with the best score on the validation set that are kept besides."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, self.interval >= 1, "interval", "1 or more")
         _check(self, self.keep_newest >= 1, "keep_newest", "1 or more")
         _check(self, self.keep_best >= 0, "keep_best", "0 or more")
@@ -229,6 +263,7 @@ class DecodeConfig:
     """Source tokens, padding included, translated at once."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, self.beam_size >= 1, "beam_size", "1 or more")
         _check(self, self.length_penalty >= 0, "length_penalty", "0 or more")
         _check(self, self.max_extra_length >= 1, "max_extra_length", "1 or more")
@@ -252,6 +287,7 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(self, self.run_directory != "", "run_directory", "a path")
 
 
@@ -273,63 +309,66 @@ def from_json(text: str, where: str) -> Config:
     return _build(Config, values, where, "")
 
 
-def _build(cls: type, values: object, where: str, prefix: str) -> typing.Any:
+def _build(cls: type, values: object, where: str, section: str) -> typing.Any:
     if not isinstance(values, dict):
-        raise UserError(f"{where}: {prefix or 'the file'} must be an object of named values")
+        raise UserError(f"{where}: {section or 'the file'} must be an object of named values")
     hints = typing.get_type_hints(cls)
     built = {}
     for name, value in values.items():
-        path = f"{prefix}{name}"
+        path = f"{section}.{name}" if section else name
         if name not in hints:
             raise UserError(f"{where}: unknown field {path}; known here: {', '.join(hints)}")
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
-            built[name] = _build(hint, value, where, f"{path}.")
+            built[name] = _build(hint, value, where, path)
         else:
-            built[name] = _checked_value(hint, value, where, path)
-    return cls(**built)
+            built[name] = _from_json_value(hint, value)
+    try:
+        return cls(**built)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
-def _checked_value(hint: typing.Any, value: object, where: str, path: str) -> object:
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        valid = value in typing.get_args(hint)
-    elif origin is tuple:
-        valid = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        value = tuple(value) if valid else value
-    else:
-        accepted = (int, float) if hint is float else (hint,)
-        valid = isinstance(value, accepted) and not (isinstance(value, bool) and hint is not bool)
-    if not valid:
-        raise UserError(f"{where}: {path} is {value!r}: it must be {hint}")
-    return float(value) if hint is float else value
+def _from_json_value(hint: typing.Any, value: typing.Any) -> typing.Any:
+    """Undoes what JSON does to tuples and to whole floats; the section checks the rest."""
+    if hint == tuple[str, ...] and isinstance(value, list) and all(map(_is_text, value)):
+        return tuple(value)
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    return value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def load_experiment(path: str) -> Config:
     """Runs an experiment file and returns what its `get_config()` gives.
 
-    Raises UserError where the file is missing, is not Python, or has no such function.
+    Raises UserError where the file is missing, fails, or has no such function.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"{path}: no such experiment file")
-    module = _run_file(file)
-    get_config = getattr(module, "get_config", None)
-    if get_config is None:
-        raise UserError(f"{path}: an experiment file must define get_config() -> Config")
-    config = get_config()
-    if not isinstance(config, Config):
-        raise UserError(f"{path}: get_config() returned {type(config).__name__}, not Config")
-    return config
-
-
-def _run_file(file: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise UserError(f"{file}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+        get_config = getattr(module, "get_config", None)
+        config = get_config() if callable(get_config) else None
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
     except SyntaxError as error:
-        raise UserError(f"{file}, line {error.lineno}: {error.msg}") from None
-    return module
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise UserError(f"{error.filename or file}{line}: {error.msg}") from None
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        name = type(error).__name__
+        raise UserError(f"{line.filename}, line {line.lineno}: {name}: {error}") from None
+    if not callable(get_config):
+        raise UserError(f"{path}: an experiment file must define get_config() -> Config")
+    if not isinstance(config, Config):
+        raise UserError(f"{path}: get_config() returned {type(config).__name__}, not Config")
+    return config

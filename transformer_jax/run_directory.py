@@ -42,7 +42,7 @@ class RunDirectory:
     """The paths of a run."""
 
     def __init__(self, path: str):
-        self.path = Path(os.path.expandvars(path)).expanduser().absolute()
+        self.path = _expanded(path)
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.model"
         self.checkpoints = self.path / "checkpoints"
@@ -56,7 +56,8 @@ class RunDirectory:
 
         Raises UserError where the folder cannot be written to.
         """
-        new = [path for path in (self.path, self.tokens) if not path.exists()]
+        wanted = (self.tokens, self.path, *self.path.parents)
+        new = [path for path in wanted if not path.exists()]
         self._create()
         try:
             yield
@@ -79,7 +80,11 @@ class RunDirectory:
         """The configuration of a run that exists."""
         if not self.config.is_file():
             raise UserError(f"{self.path}: not a run's directory (it holds no config.json)")
-        return from_json(self.config.read_text(encoding="utf-8"), str(self.config))
+        try:
+            text = self.config.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{self.config}: cannot be read ({error})") from None
+        return from_json(text, str(self.config))
 
     def check_same_experiment(self, config: Config) -> None:
         """Raises UserError where the run was begun with settings that make it another one."""
@@ -98,6 +103,13 @@ class RunDirectory:
         part = self.config.with_suffix(".part")
         part.write_text(to_json(config), encoding="utf-8", newline="\n")
         part.replace(self.config)
+
+
+def _expanded(path: str) -> Path:
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    if expanded.startswith("~") or "$" in expanded:
+        raise UserError(f"{path}: no such user or environment variable")
+    return Path(expanded).absolute()
 
 
 def _flatten(config: Config) -> dict[str, object]:

@@ -15,7 +15,7 @@ from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
 from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.config import Config
-from transformer_jax.data.batch_plan import bucket_lengths, num_rows, plan_epoch
+from transformer_jax.data.batch_plan import bucket_lengths, num_rows, padded_rows, plan_epoch
 from transformer_jax.data.corpus import TokenStore
 from transformer_jax.data.loader import Cursor, Shard, dev_batches, train_batches
 from transformer_jax.errors import UserError
@@ -127,7 +127,9 @@ class Trainer:
         lengths = [self.config.data.max_length]
         if self.config.data.batching == "bucketed":
             lengths = bucket_lengths(self.config.data.max_length)
-        rows = [num_rows(self.config.data, length, self.row_multiple) for length in lengths]
+        rows = [
+            padded_rows(num_rows(self.config.data, length), self.row_multiple) for length in lengths
+        ]
         shapes = zip(rows, lengths, strict=True)
         # Of shapes with as many tokens the longest rows need the most: attention is quadratic.
         return self._executable(max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1])))

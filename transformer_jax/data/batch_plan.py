@@ -43,8 +43,8 @@ def plan_epoch(
     """Shuffles all pairs into batches of about `config.tokens_per_update` tokens a side.
 
     Lengths are those of every pair in tokens, end mark included, none above `config.max_length`.
-    The number of rows of every batch is a multiple of `row_multiple`: that of the devices which
-    split a batch, times the micro-batches.
+    Filler rows make the rows of every batch a multiple of `row_multiple`, the devices which split
+    a batch times the micro-batches; which pairs meet in a batch does not depend on it.
     """
     random = np.random.default_rng([seed, epoch])
     if config.batching == "packed":
@@ -52,9 +52,14 @@ def plan_epoch(
     return _plan_bucketed(source_lengths, target_lengths, config, random, row_multiple)
 
 
-def num_rows(config: DataConfig, length: int, row_multiple: int) -> int:
-    """Rows of `length` tokens in a batch, filler rows included."""
-    return max(config.tokens_per_update // length // row_multiple, 1) * row_multiple
+def num_rows(config: DataConfig, length: int) -> int:
+    """Rows of `length` tokens that a batch may fill."""
+    return max(config.tokens_per_update // length, 1)
+
+
+def padded_rows(rows: int, row_multiple: int) -> int:
+    """Rows of a batch with the filler rows that let devices and micro-batches divide them."""
+    return -(-rows // row_multiple) * row_multiple
 
 
 def bucket_lengths(max_length: int) -> list[int]:
@@ -70,13 +75,16 @@ def _plan_packed(source_lengths, target_lengths, config, random, row_multiple) -
         source_lengths, target_lengths, random.permutation(len(source_lengths)), config.max_length
     )
     rows = [rows[i] for i in random.permutation(len(rows))]
-    rows_per_batch = num_rows(config, config.max_length, row_multiple)
+    rows_per_batch = num_rows(config, config.max_length)
     batch_starts = _starts(len(rows), rows_per_batch)
     return EpochPlan(
         pairs=np.concatenate([np.array(row, np.int64) for row in rows]),
         row_starts=np.cumsum([0, *(len(row) for row in rows)]),
         batch_starts=batch_starts,
-        shapes=np.tile([rows_per_batch, config.max_length], (len(batch_starts) - 1, 1)),
+        shapes=np.tile(
+            [padded_rows(rows_per_batch, row_multiple), config.max_length],
+            (len(batch_starts) - 1, 1),
+        ),
     )
 
 
@@ -108,10 +116,10 @@ def _plan_bucketed(source_lengths, target_lengths, config, random, row_multiple)
     shapes: list[tuple[int, int]] = []
     for bucket, length in enumerate(lengths):
         pairs = shuffled[buckets[shuffled] == bucket]
-        rows = num_rows(config, length, row_multiple)
+        rows = num_rows(config, length)
         starts = _starts(len(pairs), rows)
         batches += [pairs[a:b] for a, b in itertools.pairwise(starts)]
-        shapes += [(rows, length)] * (len(starts) - 1)
+        shapes += [(padded_rows(rows, row_multiple), length)] * (len(starts) - 1)
     order = random.permutation(len(batches))
     return EpochPlan(
         pairs=np.concatenate([batches[i] for i in order]),

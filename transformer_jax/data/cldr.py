@@ -6,7 +6,7 @@ learns it in minutes; dev and test hold new combinations of parts that train con
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -137,7 +137,7 @@ def _plain_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
-def _table(locale: Locale, kind: str) -> dict:
+def _table(locale: Locale, kind: str) -> Mapping:
     table = getattr(locale, kind)
     return table["stand-alone"]["wide"] if kind in ("months", "days") else table
 

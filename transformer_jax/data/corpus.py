@@ -160,19 +160,18 @@ def build_store(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     config: DataConfig,
-    filtered: bool = True,
 ) -> TokenStore:
     """Encodes pairs into a token store at `directory`, replacing the one that is there.
 
-    The store appears whole or not at all, and memory does not grow with the tokens. With
-    `filtered`, pairs with a blank side, with a side of more than `config.max_length` tokens, or
-    with one side more than `config.max_length_ratio` times as long as the other are dropped and
-    counted; lengths count the end mark. Processes that share the directory must not build it at
+    The store appears whole or not at all, and memory does not grow with the tokens. Pairs
+    with a blank side, with a side of more than `config.max_length` tokens, or with one side more
+    than `config.max_length_ratio` times as long as the other are dropped and counted; lengths count
+    the end mark. Processes that share the directory must not build it at
     the same time.
 
     Raises UserError when no pair is read or kept, and when the disk cannot be written.
     """
-    settings = [config.max_length, config.max_length_ratio] if filtered else []
+    settings = [config.max_length, config.max_length_ratio]
     content = hashlib.sha256(json.dumps([_FORMAT, tokenizer.fingerprint, settings]).encode())
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     dropped = dict.fromkeys(_REASONS, 0)
@@ -185,9 +184,7 @@ def build_store(
         ):
             while chunk := list(islice(iterator, _CHUNK_PAIRS)):
                 read += len(chunk)
-                rows = _encode(chunk, tokenizer)
-                if filtered:
-                    rows = _filter(rows, config, dropped)
+                rows = _filter(_encode(chunk, tokenizer), config, dropped)
                 sources.write([row.source_ids for row in rows])
                 targets.write([row.target_ids for row in rows])
                 for row in rows:
