@@ -6,15 +6,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jaxtyping
 import pytest
 
-# Tests compile the same few programs over and over, in this process and in others. JAX reads
-# these variables when it is first imported.
+# JAX reads these variables when it is first imported. Tests compile the same few programs over
+# and over, in this process and in others; some need several devices.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 CACHE = tempfile.mkdtemp(prefix="transformer_jax_tests_")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -51,6 +52,16 @@ TINY = {
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """Runs use the first device alone, as they do in the processes of `run_cli`."""
+    import builders
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_jax.sharding.make_mesh", lambda config: builders.one_device())
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +105,8 @@ def start_cli() -> Callable[..., subprocess.Popen]:
     """Starts `python -m transformer_jax` with the arguments given, its streams piped, as bytes."""
 
     def start(*arguments: str, **options: object) -> subprocess.Popen:
-        environment = os.environ | {"PYTHONPATH": str(DATA.parents[1])}
+        paths = {"PYTHONPATH": str(DATA.parents[1])}
+        environment = os.environ | paths | {"JAX_NUM_CPU_DEVICES": "1"}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen(
             [sys.executable, "-m", "transformer_jax", *arguments],

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_jax.decode import Hypotheses, SpecialIds, beam_search, length_penalty
+from transformer_jax.decode import SearchResult, SpecialIds, beam_search, length_penalty
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2)
 TOYS = {
@@ -24,6 +24,8 @@ TOYS = {
     for path in sorted((Path(__file__).parent / "data" / "E_toy").glob("*.json"))
 }
 ALPHAS = (-0.5, 0.0, 0.6, 1.0, 2.0)
+VOCAB_SIZE, MAX_LENGTH = 5, 4
+NUM_ROWS = sum(VOCAB_SIZE**length for length in range(MAX_LENGTH))
 
 
 # --- Tables: probabilities [row of the prefix, next token] --------------------------------------
@@ -71,9 +73,19 @@ def table_step_fn(tables, dtype=jnp.float32):
 
 
 @functools.partial(
-    jax.jit, static_argnames=("beam_size", "alpha", "max_length", "special", "dtype")
+    jax.jit,
+    static_argnames=("beam_size", "alpha", "max_length", "special", "dtype", "num_certain"),
 )
-def search_tables(tables, limits, beam_size, alpha, max_length, special=SPECIAL, dtype=jnp.float32):
+def search_tables(
+    tables,
+    limits,
+    beam_size,
+    alpha,
+    max_length,
+    special=SPECIAL,
+    dtype=jnp.float32,
+    num_certain=None,
+):
     shape = (tables.shape[0], beam_size)
     cache = {
         "prefixes": jnp.zeros((*shape, max_length), jnp.int32),
@@ -87,6 +99,7 @@ def search_tables(tables, limits, beam_size, alpha, max_length, special=SPECIAL,
         alpha=alpha,
         max_length=max_length,
         special=special,
+        num_certain=num_certain,
     )
 
 
@@ -128,7 +141,7 @@ def token_lists(result, sentence=0):
 def check_well_formed(result, limits):
     """What holds of every result, E19 (no duplicates) included."""
     assert not any(np.isnan(np.asarray(leaf)).any() for leaf in result)
-    tokens, scores, log_probs, finished = map(np.asarray, result)
+    tokens, scores, log_probs, finished, _ = map(np.asarray, result)
     assert (tokens.dtype, scores.dtype, log_probs.dtype) == (np.int32, np.float32, np.float32)
     for sentence, limit in enumerate(limits):
         exists = scores[sentence] > -np.inf
@@ -274,6 +287,28 @@ def test_a_hypothesis_that_never_ends_is_returned_and_flagged_e17(beam_size):
     assert all(math.isfinite(score) and not finished for score, _, finished in found)
 
 
+@pytest.mark.parametrize("beam_size", [1, 2, 4])
+@pytest.mark.parametrize("end_probability", [1e-6, 0.9])
+def test_a_limit_that_cuts_off_a_better_hypothesis_is_told_e17(beam_size, end_probability):
+    """One that ends against all odds is still found with a wide beam, but is no proper ending."""
+    row = [0, 0, end_probability, 0.7 * (1 - end_probability), 0.3 * (1 - end_probability)]
+    table = [np.tile(row, (NUM_ROWS, 1))]
+    result = search(table, [MAX_LENGTH], beam_size, 0.6)
+    assert bool(result.cut[0]) == (end_probability < 0.5)
+    if beam_size > 1:
+        assert result.finished[0, 0]
+
+
+@pytest.mark.parametrize("name", sorted(TOYS))
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_the_winner_is_the_same_when_it_alone_must_be_certain(name, alpha):
+    toy = TOYS[name]
+    tables, limits = [toy_table(toy)], [toy["max_len_with_eos"]]
+    all_certain = as_list(search(tables, limits, 8, alpha))[0]
+    one_certain = as_list(search(tables, limits, 8, alpha, num_certain=1))[0]
+    assert one_certain == all_certain
+
+
 def test_n_best_lists_hold_no_duplicates_e19():
     found = as_list(search_toy("greedy_trap", 8))[:5]
     assert len({tuple(tokens) for _, tokens, _ in found}) == 5
@@ -284,9 +319,6 @@ def test_n_best_lists_hold_no_duplicates_e19():
 
 
 # --- Random tables ------------------------------------------------------------------------------
-
-VOCAB_SIZE, MAX_LENGTH = 5, 4
-NUM_ROWS = sum(VOCAB_SIZE**length for length in range(MAX_LENGTH))
 
 
 @st.composite
@@ -457,4 +489,4 @@ def test_arguments_that_do_not_fit_are_named(change, message):
 
 
 def test_the_result_is_a_tuple_of_named_arrays():
-    assert isinstance(search([uniform_table(2)], [2], 2, 0.6), Hypotheses)
+    assert isinstance(search([uniform_table(2)], [2], 2, 0.6), SearchResult)

@@ -31,6 +31,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.load import load
 from transformer_jax.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -376,7 +378,9 @@ def test_help_explains_every_field_with_its_default(
 
 @pytest.fixture(scope="module")
 def trained(
-    tmp_path_factory: pytest.TempPathFactory, tiny_experiment: Callable[..., str]
+    one_device: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_experiment: Callable[..., str],
 ) -> tuple[Path, str]:
     """The directory of a trained run, and what `train` wrote on standard output."""
     folder = tmp_path_factory.mktemp("trained")

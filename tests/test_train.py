@@ -33,6 +33,8 @@ from transformer_jax.prepare import Prepared, prepare
 from transformer_jax.run_directory import RunDirectory
 from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 DATA = Path(__file__).parent / "data"
 
 DROPOUT = {"model.dropout_rate": 0.1, "model.attention_dropout_rate": 0.1}
@@ -155,7 +157,9 @@ def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
 
 @pytest.fixture(scope="module")
 def long_run(
-    tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[..., Config]
+    one_device: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_config: Callable[..., Config],
 ) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """The last arrays of an unbroken run of `LONG`, trained in this process."""
     config = tiny_config(tmp_path_factory.mktemp("unbroken") / "run", LONG)

@@ -2,7 +2,6 @@
 
 import builders
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import small_config
@@ -152,11 +151,30 @@ def test_progress_is_told_and_may_stop_the_work(model, tokenizer):
 
 
 def test_a_source_longer_than_any_trained_on_is_translated_whole(model, tokenizer):
-    """C05, E11: positions have no end, so neither has the source."""
+    """C05, E11: positions have no end; the neighbours of a long line are not changed by it."""
     line = " ".join(CORPUS[:12])
     sentences = ["a tree", line, "the dog"]
     together = translate(model, tokenizer, sentences, max_extra_length=1, beam_size=1)
     (alone,) = translate(model, tokenizer, ["a tree"], max_extra_length=1, beam_size=1)
     assert together[0].text == alone.text
     assert len(tokenizer.encode([line])[0]) > 64
-    assert jnp.isfinite(together[1].score)
+    assert together[1].parts == 1
+    assert np.isfinite(together[1].score)
+
+
+def test_a_source_of_any_length_is_translated_in_parts(model, tokenizer):
+    """A25, E11: memory is that of `max_source_length`; a line in is a line out."""
+    (ids,) = tokenizer.encode([CORPUS[0]])
+    words = tokenizer.decode([ids[i : i + 7] for i in range(0, len(ids), 7)])
+    assert len(words) > 1
+    options = {"max_extra_length": 2, "beam_size": 2, "max_source_length": 8}
+    before, whole, blank = translate(model, tokenizer, ["x", CORPUS[0], ""], **options)
+    assert (before.parts, whole.parts, blank.parts) == (1, len(words), 1)
+    network, params = model
+    translator = Translator(network, tokenizer, DecodeConfig(**options), builders.one_device())
+    expected = []
+    for i in range(0, len(ids), 7):
+        part = [*ids[i : i + 7], tokenizer.eos_id]
+        tokens = translator._run(params, [part], rows=1, length=len(part)).tokens[0, 0]
+        expected += tokenizer.decode([tokens.tolist()])
+    assert whole.text == " ".join(expected)

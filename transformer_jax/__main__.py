@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -83,8 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What read standard output has ended, as `head` does; without this Python complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"transformer-jax: {error.filename or ''}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        return 130
+        print("transformer-jax: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def train(arguments: list[str]) -> int:
@@ -147,12 +151,15 @@ def translate(arguments: list[str]) -> int:
     else:
         lines = list(read_lines(Path(options.input).expanduser()))
     model = load(run, options.decode, options.step, options.average_last)
-    translations = _translate(model, lines)
-    texts = [translation.text for translation in translations]
+
+    def translations() -> Iterator[str]:  # begun when the output is open
+        for translation in _translate(model, lines):
+            yield translation.text
+
     if options.output == "-":
-        sys.stdout.buffer.write("".join(f"{text}\n" for text in texts).encode())
+        sys.stdout.buffer.write("".join(f"{text}\n" for text in translations()).encode())
     else:
-        write_lines(Path(options.output).expanduser(), texts)
+        write_lines(Path(options.output).expanduser(), translations())
     return 0
 
 
@@ -203,7 +210,10 @@ def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
     def evaluate_bleu(params, step: int) -> dict[str, float]:
         translations = translator.translate(params, sources, lambda done: stop.check())
         hypotheses = [translation.text for translation in translations]
-        return {"BLEU": bleu(hypotheses, references, config.data.target_language).score}
+        return {
+            "BLEU": bleu(hypotheses, references, config.data.target_language).score,
+            "unfinished": sum(not translation.finished for translation in translations),
+        }
 
     return evaluate_bleu
 
@@ -217,9 +227,12 @@ def _translate(model: "LoadedModel", lines: Sequence[str]) -> list:
         translations = model.translator.translate(
             model.params, lines, lambda done: bar.update(done - bar.n) and None
         )
+    for number, translation in enumerate(translations, start=1):
+        if translation.parts > 1:
+            _say(f"line {number} is long: it was translated in {translation.parts} parts")
     cut = sum(not translation.finished for translation in translations)
     if cut:
-        _say(f"{cut} of {len(lines)} translations did not end within the longest length allowed")
+        _say(f"{cut} of {len(lines)} translations reached the longest length allowed")
     return translations
 
 
@@ -236,7 +249,9 @@ def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -
         sources, references = (Path(p).expanduser() for p in (options.sources, options.references))
         pairs = list(read_pairs(sources, references))
     else:
-        name = config.data.test
+        if not config.data.test:
+            raise UserError("this run has no test set: give --sources and --references")
+        name = Path(config.data.test).name
         data = config.data
         if options.directory:
             data = replace(data, directory=options.directory)
@@ -250,7 +265,8 @@ def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -
     hypotheses = [translation.text for translation in translations]
     score = bleu(hypotheses, [target for _, target in pairs], config.data.target_language)
     stem = model.checkpoint.replace(" ", "-").replace(",", "")
-    file = run.evaluations / f"{name}.{stem}.{config.data.target_language}"
+    search = f"beam{options.decode.beam_size}-alpha{options.decode.length_penalty:g}"
+    file = run.evaluations / f"{name}.{stem}.{search}.{config.data.target_language}"
     run.evaluations.mkdir(exist_ok=True)
     write_lines(file, hypotheses)
     result = {
@@ -262,6 +278,8 @@ def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -
         "unfinished": sum(not translation.finished for translation in translations),
         "beam_size": options.decode.beam_size,
         "length_penalty": options.decode.length_penalty,
+        "max_extra_length": options.decode.max_extra_length,
+        "minutes_trained": round(model.minutes_trained, 1),
         "seconds": round(seconds, 1),
         "hypotheses": str(file),
     }

@@ -79,8 +79,10 @@ class Checkpoints:
         """Steps of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: TrainState, progress: Progress) -> None:
+    def save(self, step: int, state: TrainState, progress: Progress, replace: bool = False) -> None:
         """Starts to write a checkpoint; the older ones of `progress.best` are kept."""
+        if replace:
+            self._manager.delete(step)
         params, training = _split(state)
         self._best.steps = {step for _, step in progress.best}
         self._manager.save(

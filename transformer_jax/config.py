@@ -259,6 +259,8 @@ class DecodeConfig:
     """Exponent alpha of ((5 + length) / 6)^alpha, by which log-probabilities are divided."""
     max_extra_length: int = 50
     """Longest translation: the tokens of the source, plus this many."""
+    max_source_length: int = 1_024
+    """Longest source translated at once, in tokens with its end mark; longer ones go in parts."""
     tokens_per_batch: int = 4_096
     """Source tokens, padding included, translated at once."""
 
@@ -267,6 +269,7 @@ class DecodeConfig:
         _check(self, self.beam_size >= 1, "beam_size", "1 or more")
         _check(self, self.length_penalty >= 0, "length_penalty", "0 or more")
         _check(self, self.max_extra_length >= 1, "max_extra_length", "1 or more")
+        _check(self, self.max_source_length >= 2, "max_source_length", "2 or more")
         _check(self, self.tokens_per_batch >= 1, "tokens_per_batch", "1 or more")
 
 

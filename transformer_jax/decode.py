@@ -36,12 +36,22 @@ class SpecialIds(NamedTuple):
 
 
 class Hypotheses(NamedTuple):
-    """Hypotheses of each sentence, the best first; those that ended before those that did not."""
+    """Hypotheses of each sentence, best first."""
 
     tokens: Int32[Array, "batch beam length"]  # without start mark, with end mark, then padding
     scores: Float32[Array, "batch beam"]  # log-probability / length penalty; -inf: no hypothesis
     log_probs: Float32[Array, "batch beam"]  # natural logarithm; -inf: no hypothesis
     finished: Bool[Array, "batch beam"]  # False: cut at the limit, without an end mark
+
+
+class SearchResult(NamedTuple):
+    """Hypotheses as in `Hypotheses`, those that ended before those that did not."""
+
+    tokens: Int32[Array, "batch beam length"]
+    scores: Float32[Array, "batch beam"]
+    log_probs: Float32[Array, "batch beam"]
+    finished: Bool[Array, "batch beam"]
+    cut: Bool[Array, "batch"]  # the limit cut off a hypothesis that scored above all that ended
 
 
 class BeamState(NamedTuple):
@@ -72,7 +82,8 @@ def beam_search(
     alpha: float,
     max_length: int,
     special: SpecialIds,
-) -> Hypotheses:
+    num_certain: int | None = None,
+) -> SearchResult:
     """The best translations of a batch of sentences that beam search finds (section 6.1).
 
     Args:
@@ -84,6 +95,8 @@ def beam_search(
         vocabulary. One is greedy search.
       alpha: exponent of `length_penalty`; 0 ranks by log-probability alone.
       max_length: the largest of `limits`, and the length of the returned rows.
+      num_certain: how many of the first hypotheses must be final before the search may stop; the
+        others are then the best found so far. All `beam_size` by default.
       special: all but the end mark are never chosen; the end mark ends a hypothesis.
 
     Returns:
@@ -99,15 +112,16 @@ def beam_search(
 
     A sentence is done once no live hypothesis can enter its finished places: a log-probability p
     never rises, so whatever grows out of it scores at most p / penalty(L), with L the length still
-    reachable that favours it most (the limit for alpha >= 0). When the worst finished place scores
-    as much as the best live bound, every place, the winner's included, is certain. A free place
-    scores -inf, so the search goes on until all places are taken, no hypothesis lives, or the limit
-    is reached.
+    reachable that favours it most (the limit for alpha >= 0). When the last of the `num_certain`
+    first places scores as much as the best live bound, those places, the winner's included, are
+    certain. A free place scores -inf, so the search goes on until they are taken, no hypothesis
+    lives, or the limit is reached.
 
     A sentence that is done is frozen, so results do not depend on its neighbours. Equal scores
     rank by the earlier end, then the lower beam, then the lower id.
     """
-    _check(cache, limits.shape[0], beam_size, max_length)
+    num_certain = beam_size if num_certain is None else num_certain
+    _check(cache, limits.shape[0], beam_size, max_length, num_certain)
     limits = jnp.minimum(limits, max_length)
 
     def step(state: BeamState) -> BeamState:
@@ -123,7 +137,9 @@ def beam_search(
             (state.tokens, state.log_probs, state.finished),
             (tokens, log_probs, finished),
         )
-        done = state.done | _is_done(index, log_probs, finished.scores, limits, alpha)
+        done = state.done | _is_done(
+            index, log_probs, finished.scores[:, num_certain - 1], limits, alpha
+        )
         return BeamState(index, tokens, log_probs, finished, done, _take(new_cache, parents))
 
     state = _initial_state(cache, limits, beam_size, max_length, special.pad)
@@ -131,10 +147,14 @@ def beam_search(
     return _ranked(state, limits, alpha, special.pad)
 
 
-def _check(cache: Cache, batch_size: int, beam_size: int, max_length: int) -> None:
+def _check(
+    cache: Cache, batch_size: int, beam_size: int, max_length: int, num_certain: int
+) -> None:
     for name, size in (("beam_size", beam_size), ("max_length", max_length)):
         if size < 1:
             raise ValueError(f"{name} is {size}: it must be 1 or more")
+    if not 1 <= num_certain <= beam_size:
+        raise ValueError(f"num_certain is {num_certain}: it must be from 1 to {beam_size}")
     for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
         if leaf.shape[:2] != (batch_size, beam_size):
             raise ValueError(
@@ -220,17 +240,17 @@ def _update_finished(
 def _is_done(
     index: Int32[Array, ""],
     log_probs: Float32[Array, "batch beam"],
-    finished_scores: Float32[Array, "batch beam"],
+    certain_score: Float32[Array, "batch"],
     limits: Int[Array, "batch"],
     alpha: float,
 ) -> Bool[Array, "batch"]:
-    """Whether the finished places are final: see `beam_search` for why."""
+    """Whether places that score `certain_score` or more are final: see `beam_search` for why."""
     most_favoured = limits if alpha >= 0 else index + 1
     bound = log_probs[:, 0] / length_penalty(most_favoured, alpha)
-    return (finished_scores[:, -1] >= bound) | (index >= limits)
+    return (certain_score >= bound) | (index >= limits)
 
 
-def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: int) -> Hypotheses:
+def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: int) -> SearchResult:
     """The finished hypotheses, then live ones in the places left.
 
     Live ones are left over only at the limit, so that is their length; both parts are in order.
@@ -247,7 +267,14 @@ def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: in
     source = jnp.where(place < num_finished, place, beam_size + place - num_finished)
     ranked = _take(_join(state.finished, live), source)
     exists = ranked.scores > -jnp.inf
-    return ranked._replace(tokens=jnp.where(exists[:, :, None], ranked.tokens, pad))
+    return SearchResult(
+        tokens=jnp.where(exists[:, :, None], ranked.tokens, pad),
+        scores=ranked.scores,
+        log_probs=ranked.log_probs,
+        finished=ranked.finished,
+        # Before the limit the search stops only when the finished ones score above this bound.
+        cut=live.scores[:, 0] > state.finished.scores[:, 0],
+    )
 
 
 def _take(tree: Any, beams: Int[Array, "batch chosen"]) -> Any:

@@ -22,6 +22,8 @@ class LoadedModel(NamedTuple):
     translator: Translator
     checkpoint: str
     """Which weights: `step 1000`, or `average of steps 800, 900, 1000`."""
+    minutes_trained: float
+    """Wall-clock minutes of training up to the last of those steps."""
 
 
 def load(
@@ -36,15 +38,23 @@ def load(
     mesh = sharding.make_mesh(MeshConfig())
     model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
     with Checkpoints(run.checkpoints) as checkpoints:
+        if average_last > config.checkpoint.keep_newest:
+            # Among more there would be old ones that are kept for their score.
+            raise UserError(
+                f"--average-last is {average_last}: the run keeps "
+                f"checkpoint.keep_newest = {config.checkpoint.keep_newest}"
+            )
         steps = _choose(checkpoints, step, average_last)
         params = checkpoints.average(steps, abstract_params(model, mesh))
+        minutes = checkpoints.progress(steps[-1]).seconds / 60
     names = ", ".join(map(str, steps))
     name = f"step {names}" if len(steps) == 1 else f"average of steps {names}"
-    return LoadedModel(config, params, Translator(model, tokenizer, decode, mesh), name)
+    return LoadedModel(config, params, Translator(model, tokenizer, decode, mesh), name, minutes)
 
 
 def _choose(checkpoints: Checkpoints, step: str, average_last: int) -> list[int]:
-    steps = checkpoints.steps()
+    # Step 0 is the trial of whether checkpoints can be written: its weights are random.
+    steps = [step for step in checkpoints.steps() if step > 0]
     known = f"it has {', '.join(map(str, steps))}"
     if not steps:
         raise UserError(f"{checkpoints.directory}: no complete checkpoint; train first")

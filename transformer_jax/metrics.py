@@ -74,7 +74,6 @@ class MetricsLog:
         if fetched.skipped_in_a_row == 0:
             sums = (fetched.sums.loss, fetched.sums.nll, fetched.sums.tokens)
             self._sums += np.array([*sums, fetched.source_tokens, positions], np.float64)
-        self._steps += 1
         if step % self._config.log_interval == 0:
             self._report(step, fetched)
 
@@ -131,5 +130,4 @@ class MetricsLog:
 
     def _start_window(self) -> None:
         self._sums = np.zeros(5)
-        self._steps = 0
         self._started = time.monotonic()

@@ -43,10 +43,12 @@ def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> Pr
             tokenizer = Tokenizer.load(run.tokenizer)
         stores = {}
         for split, pairs in (("train", train_pairs), ("dev", dev_list)):
-            stores[split] = build_store(run.tokens / split, pairs, tokenizer, config.data)
+            directory = run.tokens / split
+            same_as = TokenStore(directory).fingerprint if directory.exists() else None
+            stores[split] = build_store(directory, pairs, tokenizer, config.data, same_as)
             for line in stores[split].report.lines():
                 say(f"{split}: {line}")
         if is_new:
-            tokenizer.save(run.tokenizer)
             run.save_config(config)
+            tokenizer.save(run.tokenizer)
     return Prepared(tokenizer, stores["train"], stores["dev"], dev_list)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.data.text import atomic_writer
 from transformer_jax.errors import UserError
 
 FREE_TO_CHANGE = (
@@ -100,9 +101,8 @@ class RunDirectory:
 
     def save_config(self, config: Config) -> None:
         """Writes the resolved configuration, whole or not at all."""
-        part = self.config.with_suffix(".part")
-        part.write_text(to_json(config), encoding="utf-8", newline="\n")
-        part.replace(self.config)
+        with atomic_writer(self.config) as file:
+            file.write(to_json(config).encode())
 
 
 def _expanded(path: str) -> Path:

@@ -40,18 +40,13 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch are split over `data` and `fsdp`."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None))
+    """Rows of a batch are split, their tokens are not."""
+    return nn.logical_to_mesh_sharding(PartitionSpec("batch"), mesh, LOGICAL_AXIS_RULES)
 
 
 def num_batch_shards(mesh: Mesh) -> int:
     """The number of parts that the rows of a batch are split into."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The same array on every device."""
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def state_shardings(boxed_state, mesh: Mesh):

@@ -94,6 +94,7 @@ class Trainer:
         self.state, shardings = init_state(config, model, self.mesh)
         self.step = 0
         self.progress = Progress(corpus_fingerprint=store.fingerprint)
+        self._saved_validation = 0
         self._jitted = jax.jit(
             make_train_step(config, model),
             in_shardings=(shardings, sharding.batch_sharding(self.mesh)),
@@ -121,6 +122,7 @@ class Trainer:
                 "this run was begun with; restore it, or give another --run-directory"
             )
         self.state, self.progress = self.checkpoints.restore(self.step, self.state)
+        self._saved_validation = self.progress.validated_step
 
     def compile_largest(self) -> jax.stages.Compiled:
         """Compiles the step for the batch that needs most memory, before the first update."""
@@ -239,8 +241,12 @@ class Trainer:
         return self.step >= self.config.train.num_steps or out_of_patience
 
     def _save(self) -> None:
-        if self.step not in self.checkpoints.steps():
-            self.checkpoints.save(self.step, self.state, self.progress)
+        is_saved = self.step in self.checkpoints.steps()
+        # A validation that was cut and made up for changes the progress of a step already saved.
+        if is_saved and self._saved_validation == self.progress.validated_step:
+            return
+        self.checkpoints.save(self.step, self.state, self.progress, replace=is_saved)
+        self._saved_validation = self.progress.validated_step
 
 
 def make_dev_loss(

@@ -83,7 +83,8 @@ def _boxed_params(model: Transformer, key: Key) -> Params:
 def make_train_step(
     config: Config, model: Transformer
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """The update of section 5; equal whatever the number of devices and of micro-batches.
+    """The update of section 5; equal whatever the number of devices and, dropout apart, of
+    micro-batches, each of which has masks of its own.
 
     An update with a loss or gradient that is not finite leaves weights and optimizer as they were.
     """

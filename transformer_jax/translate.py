@@ -1,5 +1,6 @@
 """Sentences → batches of few static shapes, sorted by length → beam search → sentences."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from transformer_jax.array_types import Params, Sources
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.text import clean_line
 from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.decode import Hypotheses, SpecialIds, beam_search
+from transformer_jax.decode import SearchResult, SpecialIds, beam_search
 from transformer_jax.model.transformer import Transformer, empty_cache
 
 
@@ -25,7 +26,13 @@ class Translation(NamedTuple):
     score: float
     """Log-probability in nats, divided by the length penalty; 0 for a blank line."""
     finished: bool
-    """False where the hypothesis was cut at the longest length allowed."""
+    """False where the longest length allowed cut off a hypothesis that scored above this one."""
+    parts: int = 1
+    """Parts that a source longer than `decode.max_source_length` was translated in."""
+
+
+Part = tuple[int, int]
+"""The number of a sentence, and of its part."""
 
 
 class Translator:
@@ -47,41 +54,51 @@ class Translator:
     ) -> list[Translation]:
         """One translation a sentence, in the order given; a blank sentence gives a blank one.
 
+        A source of more than `max_source_length` tokens is translated in parts of that length.
+
         Before every batch `check` is told how many sentences are done; it may raise.
         """
         lines = [clean_line(sentence) for sentence in sentences]
-        translations = [Translation("", 0.0, True)] * len(lines)
         filled = [i for i, line in enumerate(lines) if line.strip()]
         encoded = self._tokenizer.encode([lines[i] for i in filled])
-        sources = {
-            i: [*ids, self._tokenizer.eos_id] for i, ids in zip(filled, encoded, strict=True)
+        longest = self._config.max_source_length - 1  # the end mark counts
+        parts = {
+            (number, part): [*ids[start : start + longest], self._tokenizer.eos_id]
+            for number, ids in zip(filled, encoded, strict=True)
+            for part, start in enumerate(range(0, len(ids), longest))
         }
+        waiting = Counter(number for number, _ in parts)
         done = len(lines) - len(filled)
-        for numbers, rows, length in self._batches(sources):
+        translated: dict[Part, Translation] = {}
+        for keys, rows, length in self._batches(parts):
             check(done)
-            batch = [sources[i] for i in numbers]
-            hypotheses = self._run(params, batch, rows, length)
-            texts = self._tokenizer.decode(hypotheses.tokens[: len(batch), 0].tolist())
-            for row, (number, text) in enumerate(zip(numbers, texts, strict=True)):
-                score, finished = hypotheses.scores[row, 0], hypotheses.finished[row, 0]
-                translations[number] = Translation(text, float(score), bool(finished))
-            done += len(batch)
+            batch = [parts[key] for key in keys]
+            result = self._run(params, batch, rows, length)
+            texts = self._tokenizer.decode(result.tokens[: len(batch), 0].tolist())
+            for row, (key, text) in enumerate(zip(keys, texts, strict=True)):
+                score, cut = float(result.scores[row, 0]), bool(result.cut[row])
+                translated[key] = Translation(text, score, not cut)
+                waiting[key[0]] -= 1
+                done += waiting[key[0]] == 0
         check(done)
-        return translations
+        by_sentence: list[list[Translation]] = [[] for _ in lines]
+        for key in sorted(translated):
+            by_sentence[key[0]].append(translated[key])
+        return [_join(sentence) for sentence in by_sentence]
 
-    def _batches(self, sources: dict[int, list[int]]) -> Iterator[tuple[list[int], int, int]]:
-        """Sentences of like length, as (their numbers, rows of the batch, tokens of a row)."""
-        by_length: dict[int, list[int]] = {}
-        for number in sorted(sources, key=lambda i: len(sources[i])):
-            by_length.setdefault(_padded_length(len(sources[number])), []).append(number)
-        for length, numbers in by_length.items():
+    def _batches(self, sources: dict[Part, list[int]]) -> Iterator[tuple[list[Part], int, int]]:
+        """Sources of like length, as (their keys, rows of the batch, tokens of a row)."""
+        by_length: dict[int, list[Part]] = {}
+        for key in sorted(sources, key=lambda key: len(sources[key])):
+            by_length.setdefault(_padded_length(len(sources[key])), []).append(key)
+        for length, keys in by_length.items():
             rows = max(self._config.tokens_per_batch // length, 1)
-            rows = min(rows, 2 ** (len(numbers) - 1).bit_length())
+            rows = min(rows, 2 ** (len(keys) - 1).bit_length())
             rows = -(-rows // self._num_shards) * self._num_shards
-            for start in range(0, len(numbers), rows):
-                yield numbers[start : start + rows], rows, length
+            for start in range(0, len(keys), rows):
+                yield keys[start : start + rows], rows, length
 
-    def _run(self, params: Params, batch: list[list[int]], rows: int, length: int) -> Hypotheses:
+    def _run(self, params: Params, batch: list[list[int]], rows: int, length: int) -> SearchResult:
         inputs = np.zeros((rows, length), np.int32)
         segments = np.zeros((rows, length), np.int32)
         limits = np.zeros((rows, 1), np.int32)
@@ -101,7 +118,7 @@ def search(
     inputs: Sources,
     segments: Sources,
     limits: Int[Array, "batch 1"],
-) -> Hypotheses:
+) -> SearchResult:
     """Encodes sentences, one a row, and searches for their translations (section 6.1).
 
     Segments are 1 for tokens and 0 for padding; limits are those of `decode.beam_search`.
@@ -122,6 +139,17 @@ def search(
         alpha=config.length_penalty,
         max_length=max_length,
         special=special,
+        num_certain=1,
+    )
+
+
+def _join(parts: list[Translation]) -> Translation:
+    """The translation of a sentence from those of its parts; of none, for a blank sentence."""
+    return Translation(
+        text=" ".join(part.text for part in parts),
+        score=sum(part.score for part in parts),
+        finished=all(part.finished for part in parts),
+        parts=max(len(parts), 1),
     )
 
 

@@ -160,6 +160,7 @@ def build_store(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     config: DataConfig,
+    same_as: str | None = None,
 ) -> TokenStore:
     """Encodes pairs into a token store at `directory`, replacing the one that is there.
 
@@ -169,7 +170,8 @@ def build_store(
     the end mark. Processes that share the directory must not build it at
     the same time.
 
-    Raises UserError when no pair is read or kept, and when the disk cannot be written.
+    Raises UserError when no pair is read or kept, when the store would not have the fingerprint
+    `same_as`, and when the disk cannot be written; what was there then stays.
     """
     settings = [config.max_length, config.max_length_ratio]
     content = hashlib.sha256(json.dumps([_FORMAT, tokenizer.fingerprint, settings]).encode())
@@ -191,10 +193,16 @@ def build_store(
                     content.update(f"{row.source}\n{row.target}\n".encode())
         report = FilterReport(read, read - sum(dropped.values()), dropped)
         _check_not_empty(directory, report)
+        fingerprint = content.hexdigest()
+        if same_as not in (None, fingerprint):
+            raise UserError(
+                f"{directory}: the corpus or tokenizer.model is not the one that this run was "
+                "begun with; restore it, or give another --run-directory"
+            )
         meta = {
             "format": _FORMAT,
             "dtype": dtype.name,
-            "fingerprint": content.hexdigest(),
+            "fingerprint": fingerprint,
             "report": asdict(report),
         }
         (staging / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")

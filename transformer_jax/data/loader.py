@@ -94,7 +94,8 @@ def train_batches(
         )
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch_batches)
-    with ThreadPoolExecutor(1) as executor:
+    executor = ThreadPoolExecutor(1)
+    try:
         current = executor.submit(plan, cursor.epoch)
         while True:
             source = PlannedBatches(store, current.result(), shard)
@@ -105,6 +106,9 @@ def train_batches(
                 if cursor.batch == len(source):
                     cursor = Cursor(cursor.epoch + 1, 0)
                 yield cursor, batch
+    finally:
+        # Whoever leaves wants to save and go, not to wait for a plan that nobody needs.
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def dev_batches(
