@@ -1,4 +1,13 @@
-"""Multi30k, English to German."""
+"""Multi30k, English to German: 29,000 image captions.
+
+Command    python -m transformer_jax train experiments/multi30k_en_de.py --data.directory DIR
+           python -m transformer_jax evaluate runs/multi30k_en_de --average-last 10
+Needs      DIR (or the environment's MULTI30K_DIR) with train, val and test_2016_flickr as .en and
+           .de: the raw text of Multi30k's task 1, neither lower-cased nor tokenised
+Score      @SCORE@
+Time       @TIME@
+Hardware   2 cores of an AMD EPYC with AVX-512, no accelerator; 1.5 GB of memory
+"""
 
 import os
 

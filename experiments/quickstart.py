@@ -2,6 +2,9 @@
 
 Command    python -m transformer_jax train experiments/quickstart.py
 Needs      nothing but the package: the corpus is built in memory, about 30,000 pairs
+Score      @QSCORE@
+Time       @QTIME@
+Hardware   2 cores of an AMD EPYC with AVX-512, no accelerator
 """
 
 from transformer_jax.config import (

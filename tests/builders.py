@@ -10,7 +10,7 @@ from transformer_jax.config import Config, LossConfig, ModelConfig, OptimizerCon
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
 
-VOCAB_SIZE = 23
+VOCAB_SIZE = 24
 PAD, BOS, EOS = 0, 1, 2
 
 Pair = tuple[list[int], list[int]]

@@ -533,7 +533,7 @@ def test_translate_refuses_what_is_no_utf8(
     [
         (["--step", "7"], ["no checkpoint 7", "300, 450, 600"]),
         (["--step", "last"], ["no checkpoint last", "300, 450, 600"]),
-        (["--average-last", "4"], ["--average-last 4", "300, 450, 600"]),
+        (["--average-last", "4"], ["--average-last is 4", "keep_newest = 3"]),
         (["--average-last", "0"], ["--average-last is 0"]),
         (["--average-last", "2", "--step", "300"], ["leave out --step"]),
     ],

@@ -47,7 +47,7 @@ def test_packed_sentences_have_the_logits_of_sentences_alone(norm):
         row, segment = number // 3, number % 3 + 1
         mine = np.asarray(packed["targets_segments"])[row] == segment
         np.testing.assert_allclose(
-            together[row, mine], logits_of(config, params, alone)[0], atol=1e-5
+            together[row, mine], logits_of(config, params, alone)[0], atol=1e-5, rtol=1e-5
         )
 
 
@@ -89,6 +89,7 @@ def test_padding_and_neighbours_change_no_logit(norm):
         logits_of(config, params, crowd)[3, : len(target)],
         logits_of(config, params, alone)[0],
         atol=1e-5,
+        rtol=1e-5,
     )
 
 

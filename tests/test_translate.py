@@ -1,5 +1,7 @@
 """From sentences to sentences, with a model of random weights and a real tokenizer."""
 
+import functools
+
 import builders
 import jax
 import numpy as np
@@ -37,13 +39,17 @@ def model(tokenizer):
     return model, params
 
 
-def translate(model, tokenizer, sentences, mesh=None, **decode):
-    defaults = {"max_extra_length": 5, "beam_size": 3}
+def translate(model, tokenizer, sentences, devices=1, **decode):
     network, params = model
-    translator = Translator(
-        network, tokenizer, DecodeConfig(**(defaults | decode)), mesh or builders.one_device()
-    )
+    options = {"max_extra_length": 5, "beam_size": 3} | decode
+    translator = translator_of(network, tokenizer, devices, DecodeConfig(**options))
     return translator.translate(params, sentences)
+
+
+@functools.cache
+def translator_of(network, tokenizer, devices, config) -> Translator:
+    """One for all tests with the same options: its shapes are compiled once."""
+    return Translator(network, tokenizer, config, builders.mesh_of(data=devices))
 
 
 def greedy(model, tokenizer, sentence, extra):
@@ -74,9 +80,8 @@ def test_a_beam_of_one_is_greedy(model, tokenizer):
 def test_the_score_is_the_log_probability_of_the_forced_translation(model, tokenizer):
     """E13, E15: recomputed by the full forward pass over the hypothesis' own tokens."""
     network, params = model
-    translator = Translator(
-        network, tokenizer, DecodeConfig(max_extra_length=5, beam_size=3), builders.one_device()
-    )
+    config = DecodeConfig(max_extra_length=5, beam_size=3)
+    translator = translator_of(network, tokenizer, 1, config)
     source = [*tokenizer.encode([SENTENCES[0]])[0], tokenizer.eos_id]
     hypotheses = translator._run(params, [source], rows=1, length=len(source))
     for beam in range(3):
@@ -95,8 +100,7 @@ def test_batches_order_and_devices_change_no_translation(
 ):
     """C03, E09: lines come back in the order given, each as if it were alone."""
     sentences = [*SENTENCES, *reversed(SENTENCES), *CORPUS[:5]]
-    mesh = builders.mesh_of(data=devices)
-    together = translate(model, tokenizer, sentences, mesh, tokens_per_batch=tokens_per_batch)
+    together = translate(model, tokenizer, sentences, devices, tokens_per_batch=tokens_per_batch)
     assert len(together) == len(sentences)
     for sentence in {*sentences}:
         (alone,) = translate(model, tokenizer, [sentence])
@@ -171,7 +175,7 @@ def test_a_source_of_any_length_is_translated_in_parts(model, tokenizer):
     before, whole, blank = translate(model, tokenizer, ["x", CORPUS[0], ""], **options)
     assert (before.parts, whole.parts, blank.parts) == (1, len(words), 1)
     network, params = model
-    translator = Translator(network, tokenizer, DecodeConfig(**options), builders.one_device())
+    translator = translator_of(network, tokenizer, 1, DecodeConfig(**options))
     expected = []
     for i in range(0, len(ids), 7):
         part = [*ids[i : i + 7], tokenizer.eos_id]

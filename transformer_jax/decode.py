@@ -251,14 +251,14 @@ def _is_done(
 
 
 def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: int) -> SearchResult:
-    """The finished hypotheses, then live ones in the places left.
-
-    Live ones are left over only at the limit, so that is their length; both parts are in order.
-    """
+    """The finished hypotheses, then the live ones that reached the limit in the places left."""
+    bounds = state.log_probs / length_penalty(limits, alpha)[:, None]
+    last = jnp.take_along_axis(state.tokens, jnp.maximum(limits - 1, 0)[:, None, None], axis=2)
+    reached = (last[:, :, 0] != pad) | (limits == 0)[:, None]
     live = Hypotheses(
         tokens=state.tokens,
-        scores=state.log_probs / length_penalty(limits, alpha)[:, None],
-        log_probs=state.log_probs,
+        scores=jnp.where(reached, bounds, -jnp.inf),
+        log_probs=jnp.where(reached, state.log_probs, -jnp.inf),
         finished=jnp.zeros_like(state.finished.finished),
     )
     beam_size = state.log_probs.shape[1]
@@ -272,8 +272,8 @@ def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: in
         scores=ranked.scores,
         log_probs=ranked.log_probs,
         finished=ranked.finished,
-        # Before the limit the search stops only when the finished ones score above this bound.
-        cut=live.scores[:, 0] > state.finished.scores[:, 0],
+        # Before the limit the search stops only when the finished ones reach this bound.
+        cut=bounds[:, 0] > state.finished.scores[:, 0],
     )
 
 
