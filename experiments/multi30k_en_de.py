@@ -1,11 +1,13 @@
 """Multi30k, English to German: 29,000 image captions.
 
 Command    python -m transformer_jax train experiments/multi30k_en_de.py --data.directory DIR
-           python -m transformer_jax evaluate runs/multi30k_en_de --average-last 10
+           python -m transformer_jax evaluate runs/multi30k_en_de --average-last 8
 Needs      DIR (or the environment's MULTI30K_DIR) with train, val and test_2016_flickr as .en and
            .de: the raw text of Multi30k's task 1, neither lower-cased nor tokenised
-Score      @SCORE@
-Time       @TIME@
+Score      sacreBLEU 38.40 on test_2016_flickr (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|
+           version:2.6.0), mean of the checkpoints of steps 3,500 to 5,085, beam 5, alpha 0.6, seed 0
+Time       98.9 minutes for 5,085 updates with the cores shared with other work; 0.66 s an
+           update when alone
 Hardware   2 cores of an AMD EPYC with AVX-512, no accelerator; 1.5 GB of memory
 """
 
@@ -41,7 +43,7 @@ def get_config() -> Config:
             num_layers=3, d_model=256, d_ff=512, num_heads=4, dropout_rate=0.3, norm="pre"
         ),
         optimizer=OptimizerConfig(learning_rate_scale=0.75, warmup_steps=1_000),
-        train=TrainConfig(num_steps=8_000, dev_loss_interval=500, dev_bleu_interval=2_000),
+        train=TrainConfig(num_steps=5_100, dev_loss_interval=500, dev_bleu_interval=1_000),
         checkpoint=CheckpointConfig(interval=250, keep_newest=10),
         decode=DecodeConfig(beam_size=5),
     )
