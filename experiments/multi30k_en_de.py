@@ -5,7 +5,8 @@ Command    python -m transformer_jax train experiments/multi30k_en_de.py --data.
 Needs      DIR (or the environment's MULTI30K_DIR) with train, val and test_2016_flickr as .en and
            .de: the raw text of Multi30k's task 1, neither lower-cased nor tokenised
 Score      sacreBLEU 38.40 on test_2016_flickr (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|
-           version:2.6.0), mean of the checkpoints of steps 3,500 to 5,085, beam 5, alpha 0.6, seed 0
+           version:2.6.0), mean of the checkpoints of steps 3,500 to 5,085,
+           beam 5, alpha 0.6, seed 0
 Time       98.9 minutes for 5,085 updates with the cores shared with other work; 0.66 s an
            update when alone
 Hardware   2 cores of an AMD EPYC with AVX-512, no accelerator; 1.5 GB of memory
