@@ -30,10 +30,10 @@ def small_model(config: Config) -> Transformer:
     return Transformer(config.model, VOCAB_SIZE, BOS)
 
 
-def small_params(config: Config, scale: float = 1.0) -> Params:
-    """Weights of a new model; a scale above 1 makes its distributions less flat."""
+def small_params(config: Config) -> Params:
+    """Weights of a new model."""
     state, _ = init_state(config, small_model(config), one_device())
-    return jax.tree.map(lambda x: x * scale, state.params)
+    return state.params
 
 
 def one_device() -> jax.sharding.Mesh:

@@ -38,7 +38,7 @@ def test_positions_are_those_of_the_paper(position):
 def test_packed_sentences_have_the_logits_of_sentences_alone(norm):
     """C13: in the encoder, in the decoder and between them."""
     config = small_config(norm=norm)
-    params = builders.small_params(config, scale=2)
+    params = builders.small_params(config)
     pairs = random_pairs(seed=1, count=6)
     packed = make_batch([pairs[:3], pairs[3:]], 40, 33)
     together = logits_of(config, params, packed)
@@ -78,7 +78,7 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients():
 def test_padding_and_neighbours_change_no_logit(norm):
     """C03, C12: unequal lengths of source and target, so that no swapped axis can pass."""
     config = small_config(norm=norm)
-    params = builders.small_params(config, scale=2)
+    params = builders.small_params(config)
     (source, target), *others = random_pairs(seed=3, count=4)
     alone = make_batch([[(source, target)]], len(source), len(target))
     crowd = make_batch([*([other] for other in others), [(source, target)], []], 31, 17)
@@ -116,7 +116,7 @@ def test_a_row_of_padding_stays_finite_and_weighs_nothing():
 
 def test_a_token_sees_nothing_of_later_ones():
     config = small_config()
-    params = builders.small_params(config, scale=2)
+    params = builders.small_params(config)
     (source, target), (_, other) = random_pairs(seed=5, count=2, longest=9)
     target, other = (target * 8)[:8], (other * 8)[:8]
     before = logits_of(config, params, make_batch([[(source, target)]], 12, 8))[0]
@@ -130,7 +130,7 @@ def test_a_token_sees_nothing_of_later_ones():
 def test_cached_decoding_equals_the_full_pass_at_every_position(norm):
     """Two beams with different prefixes, sources of different lengths, one of them padded."""
     config = small_config(norm=norm)
-    params = builders.small_params(config, scale=2)
+    params = builders.small_params(config)
     model = small_model(config)
     (source_a, _), (source_b, _) = random_pairs(seed=6, count=2)
     prefixes = np.random.default_rng(1).integers(4, VOCAB_SIZE, (2, 2, 7))
