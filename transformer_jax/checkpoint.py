@@ -61,7 +61,10 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(read_only=True)
         else:
             policy = AnyPreservationPolicy([LatestN(retention.keep_newest), self._best])
-            options = ocp.CheckpointManagerOptions(preservation_policy=policy)
+            # What a kill left half-written is not a checkpoint, but would lie there for ever.
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=policy, cleanup_tmp_directories=True
+            )
         try:
             self._manager = ocp.CheckpointManager(
                 self.directory, options=options, item_names=("params", "training", "progress")
