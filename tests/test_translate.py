@@ -43,7 +43,7 @@ def translate(model, tokenizer, sentences, devices=1, **decode):
     network, params = model
     options = {"max_extra_length": 5, "beam_size": 3} | decode
     translator = translator_of(network, tokenizer, devices, DecodeConfig(**options))
-    return translator.translate(params, sentences)
+    return translator.translate(jax.device_get(params), sentences)  # for any mesh
 
 
 @functools.cache
