@@ -123,7 +123,7 @@ def metrics(config: Config, split: str) -> list[dict]:
 # --- A cut run equals an unbroken one -----------------------------------------------------------
 
 
-@BATCHINGS
+@pytest.mark.parametrize("batching", ["packed", pytest.param("bucketed", marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
     tmp_path: Path, tiny_config: Callable[..., Config], batching: str
 ) -> None:
