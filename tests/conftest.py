@@ -15,7 +15,7 @@ import pytest
 # JAX reads these variables when it is first imported. Tests compile the same few programs over
 # and over, in this process and in others; some need several devices.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 CACHE = tempfile.mkdtemp(prefix="transformer_jax_tests_")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -26,8 +26,9 @@ import sacrebleu
 
 from transformer_jax import config as config_module
 from transformer_jax.__main__ import main
-from transformer_jax.config import Config, DecodeConfig, load_experiment
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
+from transformer_jax.experiment import load_experiment
 from transformer_jax.load import load
 from transformer_jax.run_directory import RunDirectory
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from transformer_jax.config import Config, DecodeConfig, load_experiment
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
+from transformer_jax.experiment import load_experiment
 from transformer_jax.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -233,6 +234,12 @@ def _translate(model: "LoadedModel", lines: Sequence[str]) -> list:
     cut = sum(not translation.finished for translation in translations)
     if cut:
         _say(f"{cut} of {len(lines)} translations reached the longest length allowed")
+    empty = sum(
+        bool(line.strip()) and not translation.text.strip()
+        for line, translation in zip(lines, translations, strict=True)
+    )
+    if empty:
+        _say(f"{empty} of {len(lines)} translations are empty, though their sources are not")
     return translations
 
 

@@ -5,18 +5,21 @@ checked on construction, so a `Config` that exists is a valid one.
 """
 
 import dataclasses
-import importlib.util
 import json
 import sys
-import traceback
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from transformer_jax.errors import UserError
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", tuple[str, ...]: "a list of texts"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple[str, ...]: "a list of texts",
+}
 
 
 def _check(section: object, condition: bool, name: str, requirement: str) -> None:
@@ -37,7 +40,7 @@ def _check_types(section: object) -> None:
             _check(section, valid, name, _KINDS[hint])
         else:
             accepted = (int, float) if hint is float else hint
-            valid = isinstance(value, accepted) and not isinstance(value, bool)
+            valid = isinstance(value, accepted) and isinstance(value, bool) == (hint is bool)
             if hint is float:
                 valid = valid and abs(value) <= sys.float_info.max
             _check(section, valid, name, _KINDS.get(hint, f"a {hint.__name__}"))
@@ -114,7 +117,23 @@ class ModelConfig:
     d_ff: int = 2048
     """Inner width of the feed-forward networks (d_ff)."""
     num_heads: int = 8
-    """Attention heads (h); d_k = d_v = d_model / h."""
+    """Attention heads (h)."""
+    d_k: int = 0
+    """Width of the queries and keys of a head; 0 is d_model / num_heads."""
+    d_v: int = 0
+    """Width of the values of a head; 0 is d_model / num_heads."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Sine and cosine of the position, which have no end; or a table (table 3, row E)."""
+    max_positions: int = 1_024
+    """Rows of the table of learned positions: the longest sentence, in tokens with its end mark."""
+    activation: Literal["relu", "swish"] = "relu"
+    """Non-linearity of the feed-forward networks; the paper's is relu."""
+    attention_bias: bool = False
+    """Biases of the attention's linear maps, which other implementations have."""
+    output_bias: bool = False
+    """A bias of the logits, which other implementations have."""
+    layer_norm_epsilon: float = 1e-6
+    """Added to the variance in layer normalisation; PyTorch's is 1e-5."""
     dropout_rate: float = 0.1
     """Dropout of each sub-layer's output and of the embeddings (P_drop, section 5.4)."""
     attention_dropout_rate: float = 0.0
@@ -128,13 +147,31 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("num_layers", "d_model", "d_ff", "num_heads"):
+        for name in ("num_layers", "d_model", "d_ff", "num_heads", "max_positions"):
             _check(self, getattr(self, name) >= 1, name, "1 or more")
-        divisible = self.d_model % self.num_heads == 0
+        for name in ("d_k", "d_v"):
+            _check(self, getattr(self, name) >= 0, name, "1 or more, or 0 for d_model / num_heads")
+        divisible = self.d_model % self.num_heads == 0 or (self.d_k > 0 and self.d_v > 0)
         _check(self, divisible, "d_model", f"a multiple of model.num_heads = {self.num_heads}")
+        _check(self, self.layer_norm_epsilon > 0, "layer_norm_epsilon", "above 0")
         _check(self, self.d_model % 2 == 0, "d_model", "even: sine and cosine come in pairs")
         for name in ("dropout_rate", "attention_dropout_rate", "ff_dropout_rate"):
             _check(self, 0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+
+    @property
+    def key_dim(self) -> int:
+        """d_k."""
+        return self.d_k or self.d_model // self.num_heads
+
+    @property
+    def value_dim(self) -> int:
+        """d_v."""
+        return self.d_v or self.d_model // self.num_heads
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sentence that have positions."""
+        return self.max_positions if self.positions == "learned" else sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -259,6 +296,8 @@ class DecodeConfig:
     """Exponent alpha of ((5 + length) / 6)^alpha, by which log-probabilities are divided."""
     max_extra_length: int = 50
     """Longest translation: the tokens of the source, plus this many."""
+    min_length: int = 0
+    """Fewest tokens of a translation, its end mark not counted."""
     max_source_length: int = 1_024
     """Longest source translated at once, in tokens with its end mark; longer ones go in parts."""
     tokens_per_batch: int = 4_096
@@ -269,6 +308,7 @@ class DecodeConfig:
         _check(self, self.beam_size >= 1, "beam_size", "1 or more")
         _check(self, self.length_penalty >= 0, "length_penalty", "0 or more")
         _check(self, self.max_extra_length >= 1, "max_extra_length", "1 or more")
+        _check(self, self.min_length >= 0, "min_length", "0 or more")
         _check(self, self.max_source_length >= 2, "max_source_length", "2 or more")
         _check(self, self.tokens_per_batch >= 1, "tokens_per_batch", "1 or more")
 
@@ -292,6 +332,9 @@ class Config:
     def __post_init__(self) -> None:
         _check_types(self)
         _check(self, self.run_directory != "", "run_directory", "a path")
+        fits = self.data.max_length <= self.model.longest
+        longest = f"at least data.max_length = {self.data.max_length} with learned positions"
+        _check(self.model, fits, "max_positions", longest)
 
 
 def to_json(config: Config) -> str:
@@ -343,35 +386,3 @@ def _from_json_value(hint: typing.Any, value: typing.Any) -> typing.Any:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-def load_experiment(path: str) -> Config:
-    """Runs an experiment file and returns what its `get_config()` gives.
-
-    Raises UserError where the file is missing, fails, or has no such function.
-    """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(f"{path}: no such experiment file")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{file}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        get_config = getattr(module, "get_config", None)
-        config = get_config() if callable(get_config) else None
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise UserError(f"{error.filename or file}{line}: {error.msg}") from None
-    except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        name = type(error).__name__
-        raise UserError(f"{line.filename}, line {line.lineno}: {name}: {error}") from None
-    if not callable(get_config):
-        raise UserError(f"{path}: an experiment file must define get_config() -> Config")
-    if not isinstance(config, Config):
-        raise UserError(f"{path}: get_config() returned {type(config).__name__}, not Config")
-    return config

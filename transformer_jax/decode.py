@@ -82,6 +82,7 @@ def beam_search(
     alpha: float,
     max_length: int,
     special: SpecialIds,
+    min_length: int = 0,
     num_certain: int | None = None,
 ) -> SearchResult:
     """The best translations of a batch of sentences that beam search finds (section 6.1).
@@ -95,6 +96,8 @@ def beam_search(
         vocabulary. One is greedy search.
       alpha: exponent of `length_penalty`; 0 ranks by log-probability alone.
       max_length: the largest of `limits`, and the length of the returned rows.
+      min_length: tokens that a hypothesis must have before its end mark; those of a limit too
+        short for that are cut.
       num_certain: how many of the first hypotheses must be final before the search may stop; the
         others are then the best found so far. All `beam_size` by default.
       special: all but the end mark are never chosen; the end mark ends a hypothesis.
@@ -129,7 +132,8 @@ def beam_search(
             state.index == 0, special.bos, state.tokens[:, :, jnp.maximum(state.index - 1, 0)]
         )
         logits, new_cache = step_fn(last, state.index, state.cache)
-        tokens, log_probs, ended_log_probs, parents = _expand(state, logits, special)
+        may_end = state.index >= min_length
+        tokens, log_probs, ended_log_probs, parents = _expand(state, logits, may_end, special)
         index = state.index + 1
         finished = _update_finished(state, ended_log_probs, special.eos, alpha)
         tokens, log_probs, finished = _keep_where(
@@ -181,7 +185,10 @@ def _initial_state(
 
 
 def _expand(
-    state: BeamState, logits: Float[Array, "batch beam vocab"], special: SpecialIds
+    state: BeamState,
+    logits: Float[Array, "batch beam vocab"],
+    may_end: Bool[Array, ""],
+    special: SpecialIds,
 ) -> tuple[
     Int32[Array, "batch beam length"],
     Float32[Array, "batch beam"],
@@ -199,7 +206,7 @@ def _expand(
     logits = logits.astype(jnp.float32)
     # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
     log_norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    end_logits = logits[:, :, special.eos]
+    end_logits = jnp.where(may_end, logits[:, :, special.eos], -jnp.inf)
     ended_log_probs = state.log_probs + (end_logits - log_norm[:, :, 0])
 
     # A hypothesis has at most beam_size children among the survivors, so the vocabulary is
@@ -215,7 +222,7 @@ def _expand(
     tokens = _take(state.tokens, parents).at[:, :, state.index].set(chosen)
 
     if beam_size == 1:  # greedy: end or live on, not both; of equals, end
-        ends = end_logits >= logits[:, :, 0]
+        ends = (end_logits >= logits[:, :, 0]) & may_end
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
         ended_log_probs = jnp.where(ends, ended_log_probs, -jnp.inf)
     return tokens, log_probs, ended_log_probs, parents

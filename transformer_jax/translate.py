@@ -41,6 +41,7 @@ class Translator:
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: DecodeConfig, mesh: Mesh):
         self._tokenizer = tokenizer
         self._config = config
+        self._longest = model.config.longest
         self._sharding = sharding.batch_sharding(mesh)
         self._num_shards = sharding.num_batch_shards(mesh)
         special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id)
@@ -54,14 +55,15 @@ class Translator:
     ) -> list[Translation]:
         """One translation a sentence, in the order given; a blank sentence gives a blank one.
 
-        A source of more than `max_source_length` tokens is translated in parts of that length.
+        A source of more than `max_source_length` tokens, or of more than the model has positions
+        for, is translated in parts of that length.
 
         Before every batch `check` is told how many sentences are done; it may raise.
         """
         lines = [clean_line(sentence) for sentence in sentences]
         filled = [i for i, line in enumerate(lines) if line.strip()]
         encoded = self._tokenizer.encode([lines[i] for i in filled])
-        longest = self._config.max_source_length - 1  # the end mark counts
+        longest = min(self._config.max_source_length, self._longest) - 1  # the end mark counts
         parts = {
             (number, part): [*ids[start : start + longest], self._tokenizer.eos_id]
             for number, ids in zip(filled, encoded, strict=True)
@@ -105,7 +107,7 @@ class Translator:
         for row, source in enumerate(batch):
             inputs[row, : len(source)] = source
             segments[row, : len(source)] = 1
-            limits[row] = len(source) + self._config.max_extra_length
+            limits[row] = min(len(source) + self._config.max_extra_length, self._longest)
         arrays = jax.device_put((inputs, segments, limits), self._sharding)
         return jax.device_get(self._search(params, *arrays))
 
@@ -130,7 +132,7 @@ def search(
         return model.apply(variables, tokens, index, memory, cache, method="decode_step")
 
     batch, length = inputs.shape
-    max_length = length + config.max_extra_length
+    max_length = min(length + config.max_extra_length, model.config.longest)
     return beam_search(
         step,
         empty_cache(model.config, batch, config.beam_size, max_length),
@@ -139,6 +141,7 @@ def search(
         alpha=config.length_penalty,
         max_length=max_length,
         special=special,
+        min_length=config.min_length,
         num_certain=1,
     )
 

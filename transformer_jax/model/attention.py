@@ -18,8 +18,8 @@ from transformer_jax.model.layers import Dropout, dense
 class KeysValues(NamedTuple):
     """The projected keys and values of one attention layer."""
 
-    keys: Float[Array, "*batch len heads head_dim"]
-    values: Float[Array, "*batch len heads head_dim"]
+    keys: Float[Array, "*batch len heads key_dim"]
+    values: Float[Array, "*batch len heads value_dim"]
 
 
 class ProjectKeysValues(nn.Module):
@@ -30,10 +30,8 @@ class ProjectKeysValues(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "batch len model"]) -> KeysValues:
         config = self.config
-        shape = (config.num_heads, config.d_model // config.num_heads)
-        axes = ("model", "heads", "head_dim")
-        keys = dense(config, shape, axes, use_bias=False, name="key")(x)
-        values = dense(config, shape, axes, use_bias=False, name="value")(x)
+        keys = _to_heads(config, config.key_dim, "key")(x)
+        values = _to_heads(config, config.value_dim, "value")(x)
         return KeysValues(keys, values)
 
 
@@ -51,21 +49,23 @@ class Attention(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "batch q model"]:
         config = self.config
-        head_dim = config.d_model // config.num_heads
-        axes = ("model", "heads", "head_dim")
-        queries = dense(config, (config.num_heads, head_dim), axes, use_bias=False, name="query")(x)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", queries * head_dim**-0.5, keys_values.keys)
+        queries = _to_heads(config, config.key_dim, "query")(x) * config.key_dim**-0.5
+        scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
         weights = jax.nn.softmax(scores.astype(jnp.float32) + bias).astype(config.dtype)
         weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
         heads = jnp.einsum("bhqk,bkhd->bqhd", weights, keys_values.values)
         axes = ("heads", "head_dim", "model")
-        return dense(config, config.d_model, axes, axis=(-2, -1), use_bias=False, name="output")(
-            heads
-        )
+        options = {"use_bias": config.attention_bias, "name": "output"}
+        return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads)
+
+
+def _to_heads(config: ModelConfig, head_dim: int, name: str) -> nn.DenseGeneral:
+    shape, axes = (config.num_heads, head_dim), ("model", "heads", "head_dim")
+    return dense(config, shape, axes, use_bias=config.attention_bias, name=name)
 
 
 def insert(cache: KeysValues, new: KeysValues, index: Int[Array, ""]) -> KeysValues:
-    """Writes keys and values of one position, [batch, 1, heads, head_dim], into a cache."""
+    """Writes keys and values of one position, [batch, 1, heads, dim], into a cache."""
     return KeysValues(
         *(
             jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), index, axis=1)

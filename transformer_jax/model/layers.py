@@ -15,11 +15,12 @@ kernel_init = nn.initializers.xavier_uniform()
 
 def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str, ...], **options):
     """A linear map whose kernel carries logical axes; computes in `config.dtype`."""
+    num_outputs = len(features) if isinstance(features, tuple) else 1
     return nn.DenseGeneral(
         features,
         dtype=config.dtype,
         kernel_init=nn.with_logical_partitioning(kernel_init, axes),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-1:]),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-num_outputs:]),
         **options,
     )
 
@@ -27,7 +28,7 @@ def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str,
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
     """Layer normalisation over the model dimension, its statistics in float32."""
     return nn.LayerNorm(
-        epsilon=1e-6,
+        epsilon=config.layer_norm_epsilon,
         dtype=config.dtype,
         scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("model",)),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("model",)),
@@ -85,20 +86,28 @@ class Dropout(nn.Module):
 class Embedding(nn.Module):
     """Token embeddings times sqrt(d_model) plus positions; their matrix is also the output's.
 
-    The three uses (source, target, output) share one matrix (section 3.4).
+    The three uses (source, target, output) share one matrix (section 3.4), and source and target
+    share the positions, where these are learned.
     """
 
     config: ModelConfig
     vocab_size: int
 
     def setup(self) -> None:
-        init = nn.initializers.normal(self.config.d_model**-0.5)
-        self.embedding = self.param(
-            "embedding",
-            nn.with_logical_partitioning(init, ("vocab", "model")),
-            (self.vocab_size, self.config.d_model),
-        )
-        self.dropout = Dropout(self.config.dropout_rate)
+        config = self.config
+        init = nn.initializers.normal(config.d_model**-0.5)
+
+        def table(name: str, rows: int, axes: tuple[str | None, ...]) -> jax.Array:
+            init_fn = nn.with_logical_partitioning(init, axes)
+            return self.param(name, init_fn, (rows, config.d_model))
+
+        self.embedding = table("embedding", self.vocab_size, ("vocab", "model"))
+        if config.positions == "learned":
+            self.positions = table("positions", config.max_positions, (None, "model"))
+        if config.output_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            self.output_bias = self.param("output_bias", zeros, (self.vocab_size,))
+        self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
         self,
@@ -108,17 +117,22 @@ class Embedding(nn.Module):
     ) -> Float[Array, "batch len model"]:
         d_model = self.config.d_model
         x = jnp.take(self.embedding, tokens, axis=0) * d_model**0.5
-        x = x + sinusoid(positions, d_model)
+        if self.config.positions == "learned":
+            # A position beyond the table would be NaN; lengths are checked on the host.
+            x = x + jnp.take(self.positions, positions, axis=0, mode="fill")
+        else:
+            x = x + sinusoid(positions, d_model)
         return self.dropout(x.astype(self.config.dtype), deterministic)
 
     def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
         """The scores of every piece, in float32."""
         embedding = self.embedding.astype(self.config.dtype)
-        return jnp.einsum("blm,vm->blv", x, embedding, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("blm,vm->blv", x, embedding, preferred_element_type=jnp.float32)
+        return logits + self.output_bias if self.config.output_bias else logits
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2, at every position (section 3.3)."""
+    """max(0, x W1 + b1) W2 + b2, at every position (section 3.3); the max is that of `relu`."""
 
     config: ModelConfig
 
@@ -127,7 +141,8 @@ class FeedForward(nn.Module):
         self, x: Float[Array, "batch len model"], deterministic: bool
     ) -> Float[Array, "batch len model"]:
         config = self.config
-        x = nn.relu(dense(config, config.d_ff, ("model", "ff"), name="inner")(x))
+        x = dense(config, config.d_ff, ("model", "ff"), name="inner")(x)
+        x = {"relu": nn.relu, "swish": nn.swish}[config.activation](x)
         x = Dropout(config.ff_dropout_rate)(x, deterministic)
         return dense(config, config.d_model, ("ff", "model"), name="outer")(x)
 

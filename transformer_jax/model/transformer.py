@@ -160,7 +160,7 @@ class Transformer(nn.Module):
 
     def remember(self, inputs: Sources, segments: Sources) -> Memory:
         """Encodes sentences, one a row, and projects all that decoding needs of them."""
-        positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+        positions = jnp.where(segments != 0, jnp.arange(inputs.shape[1]), 0)
         encoded = self.encode(inputs, positions, segments)
         keys_values = tuple(layer.project_memory(encoded) for layer in self.decoder_layers)
         return Memory(keys_values, masks.to_bias((segments != 0)[:, None, :]))
@@ -191,6 +191,8 @@ def shift_right(targets: Targets, positions: Targets, bos_id: int) -> Targets:
 
 def empty_cache(config: ModelConfig, batch: int, beam: int, length: int) -> Cache:
     """A cache for `length` target positions."""
-    shape = (batch, beam, length, config.num_heads, config.d_model // config.num_heads)
-    empty = KeysValues(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
-    return (empty,) * config.num_layers
+
+    def zeros(head_dim: int) -> Array:
+        return jnp.zeros((batch, beam, length, config.num_heads, head_dim), config.dtype)
+
+    return (KeysValues(zeros(config.key_dim), zeros(config.value_dim)),) * config.num_layers
