@@ -6,7 +6,7 @@ import numpy as np
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
-from transformer_jax.config import Config, LossConfig, ModelConfig, OptimizerConfig
+from transformer_jax.config import Config, DataConfig, LossConfig, ModelConfig, OptimizerConfig
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
 
@@ -19,6 +19,7 @@ Pair = tuple[list[int], list[int]]
 def small_config(**model) -> Config:
     sizes = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 4, "dropout_rate": 0.0}
     return Config(
+        data=DataConfig(max_length=2),  # unused: batches are made by hand
         model=ModelConfig(**(sizes | model)),
         loss=LossConfig(label_smoothing=0.1),
         # With the paper's 1e-9 Adam turns rounding in gradients near zero into whole updates.

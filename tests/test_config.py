@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import typing
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,6 @@ from transformer_jax.config import (
     TokenizerConfig,
     TrainConfig,
     from_json,
-    load_experiment,
     to_json,
 )
 from transformer_jax.errors import UserError
@@ -36,7 +34,9 @@ CHANGED = Config(
         directory="/data", train=("a", "b"), max_length=80, batching="bucketed", corpus="cldr"
     ),
     tokenizer=TokenizerConfig(vocab_size=1_000),
-    model=ModelConfig(num_layers=2, d_model=96, num_heads=6, norm="pre", dtype="bfloat16"),
+    model=ModelConfig(
+        num_layers=2, d_model=96, num_heads=6, norm="pre", dtype="bfloat16", output_bias=True
+    ),
     loss=LossConfig(label_smoothing=0.0),
     optimizer=OptimizerConfig(warmup_steps=10, epsilon=1e-7, clip_norm=0.1),
     mesh=MeshConfig(data=2, fsdp=-1),
@@ -267,6 +267,23 @@ def test_heads_must_divide_an_even_width() -> None:
         ModelConfig(d_model=9, num_heads=3)
 
 
+def test_heads_of_a_given_width_need_not_divide() -> None:
+    model = ModelConfig(d_model=10, num_heads=3, d_k=4, d_v=5)
+    assert (model.key_dim, model.value_dim) == (4, 5)
+    assert (ModelConfig(d_k=16).key_dim, ModelConfig(d_k=16).value_dim) == (16, 64)
+    with pytest.raises(UserError, match=r"model\.d_model is 10: .* model\.num_heads = 3"):
+        ModelConfig(d_model=10, num_heads=3, d_k=4)
+
+
+def test_learned_positions_must_reach_as_far_as_the_rows() -> None:
+    """C05."""
+    learned = ModelConfig(positions="learned", max_positions=100)
+    assert Config(model=learned, data=DataConfig(max_length=100)).model.longest == 100
+    with pytest.raises(UserError, match=r"model\.max_positions is 100: .* data\.max_length = 101"):
+        Config(model=learned, data=DataConfig(max_length=101))
+    assert Config(model=ModelConfig(max_positions=1)).model.longest > 10**9
+
+
 def test_a_batch_must_hold_a_row() -> None:
     with pytest.raises(UserError, match=r"data\.tokens_per_update is 99: .*max_length = 100"):
         DataConfig(max_length=100, tokens_per_update=99)
@@ -318,73 +335,6 @@ def test_the_defaults_are_the_papers_base_model() -> None:
     assert (decode.beam_size, decode.length_penalty, decode.max_extra_length) == (4, 0.6, 50)
 
 
-# --- Experiment files ---------------------------------------------------------------------------
-
-
-def experiment(directory: Path, text: str, name: str = "experiment.py") -> str:
-    path = directory / name
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-IMPORT = "from transformer_jax.config import Config, ModelConfig\n"
-
-
-def test_an_experiment_file_is_run(tmp_path: Path) -> None:
-    body = "def get_config() -> Config:\n    return Config(model=ModelConfig(num_layers=LAYERS))\n"
-    path = experiment(tmp_path, f"{IMPORT}LAYERS = 1 + 2\n{body}")
-    assert load_experiment(path) == Config(model=ModelConfig(num_layers=3))
-
-
-def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    experiment(tmp_path, f"{IMPORT}def get_config():\n    return Config(run_directory='home')\n")
-    assert load_experiment("~/experiment.py").run_directory == "home"
-
-
-@pytest.mark.parametrize("name", ["missing.py", "", "missing/experiment.py"])
-def test_a_missing_experiment_file(tmp_path: Path, name: str) -> None:
-    path = str(tmp_path / name)  # An empty name leaves the folder, which is no file either.
-    with pytest.raises(UserError, match=re.escape(f"{path}: no such experiment file")):
-        load_experiment(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"), [("def get_config(:\n", 1), ("x = 1\n\ny = = 2\n", 3), ("if 1:\nx\n", 2)]
-)
-def test_a_syntax_error_is_named_with_its_line(tmp_path: Path, text: str, line: int) -> None:
-    path = experiment(tmp_path, text)
-    with pytest.raises(UserError, match=re.escape(f"{path}, line {line}: ")):
-        load_experiment(path)
-
-
-def test_an_experiment_without_get_config(tmp_path: Path) -> None:
-    path = experiment(tmp_path, f"{IMPORT}config = Config()\n")
-    with pytest.raises(UserError, match=re.escape(path) + r": .*get_config\(\)"):
-        load_experiment(path)
-
-
-@pytest.mark.parametrize(
-    ("value", "name"), [("{}", "dict"), ("None", "NoneType"), ("ModelConfig()", "ModelConfig")]
-)
-def test_get_config_of_the_wrong_type(tmp_path: Path, value: str, name: str) -> None:
-    path = experiment(tmp_path, f"{IMPORT}def get_config():\n    return {value}\n")
-    with pytest.raises(UserError, match=re.escape(path) + rf": .* returned {name}, not Config"):
-        load_experiment(path)
-
-
-def test_an_invalid_value_in_an_experiment(tmp_path: Path) -> None:
-    body = "def get_config():\n    return Config(model=ModelConfig(num_layers=0))\n"
-    with pytest.raises(UserError, match=r"model\.num_layers is 0"):
-        load_experiment(experiment(tmp_path, IMPORT + body))
-
-
-def test_a_file_that_is_not_python(tmp_path: Path) -> None:
-    path = experiment(tmp_path, "num_layers = 3\n", "experiment.toml")
-    with pytest.raises(UserError, match=re.escape(path)):
-        load_experiment(path)
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -395,6 +345,7 @@ def test_a_file_that_is_not_python(tmp_path: Path) -> None:
         ("data.max_length", "a"),
         ("model.d_model", 512.0),
         ("model.num_layers", True),
+        ("model.attention_bias", 1),
         ("optimizer.clip_norm", float("inf")),
         ("loss.label_smoothing", float("nan")),
         ("optimizer.beta1", 10**400),
@@ -409,23 +360,3 @@ def test_a_value_of_another_kind_is_refused_in_python_too(path: str, value: obje
 def test_an_invalid_value_in_json_names_the_file() -> None:
     with pytest.raises(UserError, match=re.escape(f"{WHERE}: model.num_layers is 0: ")):
         from_json('{"model": {"num_layers": 0}}', WHERE)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "what"),
-    [
-        ("import nosuchmodule\n", 1, "ModuleNotFoundError"),
-        ("\ndef get_config():\n    return undefined\n", 3, "NameError"),
-    ],
-)
-def test_an_experiment_that_fails_names_its_line(
-    tmp_path: Path, text: str, line: int, what: str
-) -> None:
-    path = experiment(tmp_path, text)
-    with pytest.raises(UserError, match=rf"{re.escape(path)}, line {line}: {what}: "):
-        load_experiment(path)
-
-
-def test_get_config_that_is_no_function(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"must define get_config\(\)"):
-        load_experiment(experiment(tmp_path, "get_config = 3\n"))

@@ -74,7 +74,15 @@ def table_step_fn(tables, dtype=jnp.float32):
 
 @functools.partial(
     jax.jit,
-    static_argnames=("beam_size", "alpha", "max_length", "special", "dtype", "num_certain"),
+    static_argnames=(
+        "beam_size",
+        "alpha",
+        "max_length",
+        "special",
+        "dtype",
+        "min_length",
+        "num_certain",
+    ),
 )
 def search_tables(
     tables,
@@ -84,6 +92,7 @@ def search_tables(
     max_length,
     special=SPECIAL,
     dtype=jnp.float32,
+    min_length=0,
     num_certain=None,
 ):
     shape = (tables.shape[0], beam_size)
@@ -99,6 +108,7 @@ def search_tables(
         alpha=alpha,
         max_length=max_length,
         special=special,
+        min_length=min_length,
         num_certain=num_certain,
     )
 
@@ -267,6 +277,20 @@ def test_the_end_mark_first_wins_only_where_it_scores_best_e06(beam_size):
     assert token_lists(search_toy("eos_first_alpha0", beam_size))[0] == [2]
 
 
+@pytest.mark.parametrize("beam_size", [1, 2, 8])
+def test_a_hypothesis_may_be_asked_to_have_tokens_before_its_end_mark_e06(beam_size):
+    toy, limit = toy_table(TOYS["eos_first_alpha0"]), TOYS["eos_first_alpha0"]["max_len_with_eos"]
+    for min_length in range(limit + 2):
+        found = as_list(search([toy], [limit], beam_size, 0.0, min_length=min_length))
+        assert found
+        assert all(len(tokens) > min_length or not ended for _, tokens, ended in found)
+        if beam_size == 8:
+            everything = enumerate_table(toy, limit, 0.0)
+            allowed = [entry for entry in everything if len(entry[1]) > min_length or not entry[2]]
+            assert_same_ranking(found[:1], allowed[:1])
+    assert token_lists(search([toy], [limit], beam_size, 0.0, min_length=1))[0] == [3, 2]
+
+
 @pytest.mark.parametrize("vocab_size", [4, 5])
 @pytest.mark.parametrize("beam_size", [1, 4, 8, 50])
 def test_the_beam_may_exceed_the_vocabulary_e07(beam_size, vocab_size):
@@ -367,6 +391,48 @@ def test_a_beam_of_one_is_greedy_search_e13(table, limit, alpha):
     expected = greedy_table(table, limit)
     if all(table[prefix_row(expected[:i], VOCAB_SIZE)][t] > 0 for i, t in enumerate(expected)):
         assert token_lists(search([table], [limit], 1, alpha, MAX_LENGTH)) == [expected]
+
+
+def beam_table(table, limit, alpha, beam_size):
+    """Beam search that keeps all hypotheses that end, and runs to the limit whatever it has."""
+    vocab_size = table.shape[1]
+    regular = [token for token in range(vocab_size) if token not in SPECIAL]
+    live, ended = [(0.0, [])], []
+    for length in range(1, limit + 1):
+        rows = [table[prefix_row(prefix, vocab_size)] for _, prefix in live]
+        for (log_prob, prefix), row in zip(live, rows, strict=True):
+            score = (log_prob + log(row[SPECIAL.eos])) / penalty(length, alpha)
+            ended.append((score, [*prefix, SPECIAL.eos], True))
+        grown = [
+            (log_prob + log(row[token]), [*prefix, token])
+            for (log_prob, prefix), row in zip(live, rows, strict=True)
+            for token in regular
+        ]
+        live = sorted(grown, key=lambda entry: -entry[0])[:beam_size]
+        live = [entry for entry in live if entry[0] > -math.inf]
+    cut = [(log_prob / penalty(limit, alpha), prefix, False) for log_prob, prefix in live]
+    ended = [entry for entry in sorted(ended, key=lambda entry: -entry[0]) if entry[0] > -math.inf]
+    return [*ended, *cut][:beam_size]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tables(),
+    st.integers(1, MAX_LENGTH),
+    st.sampled_from(ALPHAS),
+    st.sampled_from([2, 3]),
+    st.booleans(),
+)
+def test_the_search_never_stops_before_the_winner_is_certain(
+    table, limit, alpha, beam_size, winner_alone
+):
+    """E01, E03: the beam is narrow, so it prunes; that it stops early must change nothing."""
+    expected = beam_table(table, limit, alpha, beam_size)
+    num_certain = 1 if winner_alone else None
+    found = as_list(search([table], [limit], beam_size, alpha, MAX_LENGTH, num_certain=num_certain))
+    if winner_alone:
+        found, expected = found[:1], expected[:1]
+    assert_same_ranking(found, expected)
 
 
 # --- Corner cases -------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ PACKAGE = Path(transformer_jax.__file__).parent
 # Leftmost first: a module imports from groups before its own, and from its own what stands before
 # it. A new module gets its place here.
 ORDER = [
-    ["errors", "config", "array_types"],
+    ["errors", "config", "presets", "experiment", "array_types"],
     ["data.text", "data.cldr", "data.tokenizer", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],
+    ["convert"],
     ["sharding"],
     ["loss", "optimizer"],
     ["train_step"],

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 from builders import small_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from transformer_jax.config import DecodeConfig, TokenizerConfig
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
@@ -55,12 +57,13 @@ def translator_of(network, tokenizer, devices, config) -> Translator:
 def greedy(model, tokenizer, sentence, extra):
     """The likeliest token at every position by the full forward pass, without any cache."""
     network, params = model
+    apply = jax.jit(network.apply)
     source = [*tokenizer.encode([sentence])[0], tokenizer.eos_id]
     target = []
     while len(target) < len(source) + extra:
         pair = (source, [*target, tokenizer.eos_id])
-        batch = builders.make_batch([[pair]], len(source), len(target) + 1)
-        logits = np.array(network.apply({"params": params}, batch)[0, len(target)])
+        batch = builders.make_batch([[pair]], 64, 64)
+        logits = np.array(apply({"params": params}, batch)[0, len(target)])
         logits[[tokenizer.pad_id, tokenizer.bos_id, tokenizer.unk_id]] = -np.inf
         target.append(int(logits.argmax()))
         if target[-1] == tokenizer.eos_id:
@@ -94,19 +97,68 @@ def test_the_score_is_the_log_probability_of_the_forced_translation(model, token
         assert hypotheses.scores[0, beam] == pytest.approx(total / penalty, abs=1e-4)
 
 
-@pytest.mark.parametrize(("tokens_per_batch", "devices"), [(1, 1), (64, 4), (4096, 1)])
-def test_batches_order_and_devices_change_no_translation(
-    model, tokenizer, tokens_per_batch, devices
+@pytest.fixture(scope="module")
+def alone(model, tokenizer):
+    """Each sentence translated by itself on one device."""
+    return {sentence: translate(model, tokenizer, [sentence])[0] for sentence in SENTENCES}
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.sampled_from(SENTENCES), max_size=9),
+    st.sampled_from([1, 64, 4096]),
+    st.sampled_from([1, 2, 8]),
+)
+def test_batches_neighbours_order_and_devices_change_no_translation(
+    model, tokenizer, alone, sentences, tokens_per_batch, devices
 ):
     """C03, E09: lines come back in the order given, each as if it were alone."""
-    sentences = [*SENTENCES, *reversed(SENTENCES), *CORPUS[:5]]
     together = translate(model, tokenizer, sentences, devices, tokens_per_batch=tokens_per_batch)
-    assert len(together) == len(sentences)
-    for sentence in {*sentences}:
-        (alone,) = translate(model, tokenizer, [sentence])
-        for i in [i for i, other in enumerate(sentences) if other == sentence]:
-            assert (together[i].text, together[i].finished) == (alone.text, alone.finished)
-            assert together[i].score == pytest.approx(alone.score, abs=1e-4)
+    for sentence, translation in zip(sentences, together, strict=True):
+        expected = alone[sentence]
+        assert (translation.text, translation.finished) == (expected.text, expected.finished)
+        assert translation.score == pytest.approx(expected.score, abs=1e-5)
+
+
+def test_a_bucket_of_another_length_changes_no_translation(model, tokenizer, alone, monkeypatch):
+    """Every padded length from the sentence's own on."""
+    for length in (32, 48, 128):
+        monkeypatch.setattr("transformer_jax.translate._padded_length", lambda _, to=length: to)
+        for sentence, translation in zip(
+            SENTENCES, translate(model, tokenizer, SENTENCES), strict=True
+        ):
+            assert translation.text == alone[sentence].text
+            assert translation.score == pytest.approx(alone[sentence].score, abs=1e-5)
+
+
+def test_learned_positions_bound_the_parts_and_the_translation(tokenizer):
+    """C05: a source beyond the table goes in parts; a translation that reaches its end is cut."""
+    config = small_config(positions="learned", max_positions=8)
+    network = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    state, _ = init_state(config, network, builders.one_device())
+    (ids,) = tokenizer.encode([CORPUS[0]])
+    (translation,) = translate((network, state.params), tokenizer, [CORPUS[0]])
+    assert translation.parts == -(-len(ids) // 7) > 1
+    assert np.isfinite(translation.score)
+    assert len(tokenizer.encode([translation.text])[0]) <= 8 * translation.parts
+
+
+def test_a_translation_may_be_asked_to_have_some_length(tokenizer):
+    """E06: a model that ends at once, whatever the source."""
+    network = Transformer(
+        small_config(output_bias=True).model, tokenizer.vocab_size, tokenizer.bos_id
+    )
+    state, _ = init_state(small_config(output_bias=True), network, builders.one_device())
+    bias = state.params["embedding"]["output_bias"].at[tokenizer.eos_id].set(50)
+    params = state.params | {"embedding": state.params["embedding"] | {"output_bias": bias}}
+    for min_length in (0, 3):
+        (translation,) = translate(
+            (network, params), tokenizer, ["the dog"], min_length=min_length, length_penalty=0.0
+        )
+        assert translation.finished
+        assert len(tokenizer.encode([translation.text])[0]) == min_length
 
 
 def test_blank_lines_are_blank_and_inner_line_feeds_are_spaces(model, tokenizer):

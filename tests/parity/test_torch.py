@@ -156,7 +156,7 @@ def test_logits_and_gradients_are_those_of_torch(norm):
         logits = network.apply({"params": params}, PADDED)
         return loss_sums(logits, PADDED["targets"], PADDED["targets_segments"], 0.1).loss
 
-    gradients = jax.device_get(jax.grad(loss)(params))
+    gradients = jax.device_get(jax.jit(jax.grad(loss))(params))
     their_gradients = ported(config.model, {k: p.grad for k, p in theirs.named_parameters()})
     their_gradients["embedding"] = {"embedding": embedding.grad.numpy()}
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
