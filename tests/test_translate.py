@@ -154,11 +154,10 @@ def test_a_translation_may_be_asked_to_have_some_length(tokenizer):
     bias = state.params["embedding"]["output_bias"].at[tokenizer.eos_id].set(50)
     params = state.params | {"embedding": state.params["embedding"] | {"output_bias": bias}}
     for min_length in (0, 3):
-        (translation,) = translate(
-            (network, params), tokenizer, ["the dog"], min_length=min_length, length_penalty=0.0
-        )
-        assert translation.finished
-        assert len(tokenizer.encode([translation.text])[0]) == min_length
+        config = DecodeConfig(beam_size=3, min_length=min_length, length_penalty=0.0)
+        translator = translator_of(network, tokenizer, 1, config)
+        tokens = translator._run(params, [[5, tokenizer.eos_id]], rows=1, length=2).tokens[0, 0]
+        assert list(np.flatnonzero(tokens == tokenizer.eos_id)) == [min_length]
 
 
 def test_blank_lines_are_blank_and_inner_line_feeds_are_spaces(model, tokenizer):
