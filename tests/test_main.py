@@ -25,12 +25,13 @@ import pytest
 import sacrebleu
 
 from transformer_jax import config as config_module
-from transformer_jax.__main__ import main
+from transformer_jax.__main__ import _translate, main
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
-from transformer_jax.load import load
+from transformer_jax.load import LoadedModel, load
 from transformer_jax.run_directory import RunDirectory
+from transformer_jax.translate import Translation
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -364,9 +365,10 @@ def test_help_explains_every_field_with_its_default(
     for path, doc, default in documented:
         shown = " ".join(default) if isinstance(default, tuple) else default
         shown = repr(shown) if shown == "" else shown
-        option = f"--{path.replace('_', '-')} "
-        assert option in text
-        entry = text[text.index(option) :]
+        # A comma, where there is a second option that turns it off.
+        option = re.search(f"--{path.replace('_', '-')}[ ,]", text)
+        assert option, path
+        entry = text[option.start() :]
         entry = entry[: entry.index(")", entry.index("(default: ")) + 1]
         assert entry.endswith(f"{' '.join(doc.split())} (default: {shown})")
     for section in dataclasses.fields(Config)[1:]:
@@ -481,6 +483,60 @@ def test_translate_of_other_ends_of_lines_and_of_files(
     assert translate(run, b"\n".join(lines), capsysbinary) == expected
     assert translate(run, b"\r\n".join(lines) + b"\r\n", capsysbinary) == expected
     assert translate(run, b"\xef\xbb\xbf" + b"\n".join(lines), capsysbinary) == expected
+
+
+def test_lines_keep_their_order_whatever_their_lengths(
+    trained: tuple[Path, str], capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """E08, E09: backwards, or with no line feed at the end, each line is translated the same."""
+    run, _ = trained
+    text = (DATA / "E_order/in.en").read_bytes()
+    lines = text.split(b"\n")[:-1]
+    assert len(lines) == 37
+    out = translate(run, text, capsysbinary).split(b"\n")
+    assert len(out) == 38 and out[-1] == b""
+    assert len(set(out)) > 10  # a weak model, yet not one that says the same to all
+    small = ["--decode.tokens-per-batch", "64"]
+    again = translate(run, b"\n".join(lines[::-1]), capsysbinary, *small).split(b"\n")
+    assert again == [*out[-2::-1], b""]
+
+
+def test_a_long_line_is_told_and_changes_no_other(
+    trained: tuple[Path, str], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """E11: the third of five lines goes in parts."""
+    run, _ = trained
+    lines = (DATA / "E_long/in.en").read_bytes().split(b"\n")[:-1]
+    options = ["--decode.max-source-length", "64"]
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for chosen in (lines, lines[:2] + lines[3:]):
+            stdin = io.TextIOWrapper(io.BytesIO(b"\n".join(chosen)), encoding="utf-8")
+            patch.setattr(sys, "stdin", stdin)
+            assert main(["translate", str(run), *options]) == 0
+            out, err = capfdbinary.readouterr()
+            found.append((out.split(b"\n")[:-1], err.decode()))
+    (with_long, told), (without, nothing_told) = found
+    assert len(with_long) == 5
+    assert with_long[:2] + with_long[3:] == without
+    assert "line 3 is long: it was translated in" in told
+    assert "is long" not in nothing_told
+
+
+def test_what_was_cut_and_what_is_empty_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """E06, E12: a blank line is no empty translation."""
+
+    class Translator:
+        def translate(self, params: object, lines: list[str], check: object) -> list[Translation]:
+            texts = ["", "ein Hund", "", "noch einer"]
+            finished = [True, False, True, True]
+            return [Translation(*both) for both in zip(texts, (0.0,) * 4, finished, strict=True)]
+
+    model = LoadedModel(Config(), None, Translator(), "step 1", 0.0)
+    _translate(model, ["", "a dog", "a cat", "another"])
+    err = capsys.readouterr().err
+    assert "1 of 4 translations reached the longest length allowed" in err
+    assert "1 of 4 translations are empty, though their sources are not" in err
 
 
 @pytest.mark.parametrize(("text", "expected"), [(b"", b""), (b"\n", b"\n"), (b"\n \n", b"\n\n")])

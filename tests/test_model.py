@@ -95,6 +95,17 @@ def test_padding_and_neighbours_change_no_logit(norm):
     )
 
 
+def test_the_id_zero_is_a_token_like_any_other():
+    """B10: what is padding, the segments say."""
+    config = small_config()
+    params = builders.small_params(config)
+    batch = make_batch([[([0, 5, EOS], [6, 0, EOS])], [([7, 5, EOS], [6, 0, EOS])]], 3, 3)
+    first, second = logits_of(config, params, batch)
+    assert np.abs(first - second).max() > 1e-3
+    sums = loss_sums(jnp.zeros((2, 3, 9)), batch["targets"], batch["targets_segments"], 0.1)
+    assert sums.tokens == 6
+
+
 def test_a_row_of_padding_stays_finite_and_weighs_nothing():
     """C02: filler rows."""
     config = small_config()

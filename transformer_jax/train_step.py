@@ -106,7 +106,7 @@ def make_train_step(
             gradients, state.params, batch, key, config.train.num_micro_batches
         )
         grads = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1), grads)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
