@@ -48,7 +48,29 @@ def test_positions_of_another_layout_are_refused():
     ("field", "value"),
     [("norm", "pre"), ("positions", "learned"), ("output_bias", False), ("d_k", 3)],
 )
-def test_a_model_that_marian_cannot_be_is_refused(field, value):
+def test_a_model_that_marian_cannot_be_is_refused_both_ways(field, value):
     config, params = marian_like(**{field: value, "max_positions": 300})
-    with pytest.raises(UserError, match=rf"model\.{field} is {value!r}: a Marian model has"):
-        to_marian(params, config)
+    like = marian_like()
+    state = to_marian(like[1], like[0])
+    for convert, what in ((to_marian, params), (from_marian, state)):
+        with pytest.raises(UserError, match=rf"model\.{field} is {value!r}: a Marian model has"):
+            convert(what, config)
+
+
+def test_without_tables_of_positions_the_layout_is_taken_as_told():
+    """So are files that the transformers library saves; but a layout that is none is refused."""
+    config, params = marian_like(d_k=4, d_v=4)  # what d_model / num_heads is
+    state = to_marian(params, config)
+    state = {name: value for name, value in state.items() if "positions" not in name}
+    back = from_marian(state, config)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+    with pytest.raises(UserError, match="positions 'Concatenated': the layouts are"):
+        from_marian(state, config, "Concatenated")
+
+
+def test_half_precision_becomes_float32():
+    config, params = marian_like()
+    state = {name: value.astype(np.float16) for name, value in to_marian(params, config).items()}
+    back = from_marian(state, config)
+    assert {leaf.dtype for leaf in jax.tree.leaves(back)} == {np.dtype("float32")}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=4e-3), back, params)

@@ -103,8 +103,11 @@ def test_a_variant_is_handed_to_get_config(tmp_path: Path) -> None:
 
 def test_a_variant_of_an_experiment_that_has_none(tmp_path: Path) -> None:
     path = experiment(tmp_path, f"{IMPORT}def get_config():\n    return Config()\n")
-    with pytest.raises(UserError, match=re.escape(f"{path}: get_config() takes no variant")):
+    with pytest.raises(UserError, match=re.escape(f"{path}: get_config('A1') does not fit")):
         load_experiment(f"{path}:A1")
+    path = experiment(tmp_path, f"{IMPORT}def get_config(row):\n    return Config()\n")
+    with pytest.raises(UserError, match=re.escape(f"{path}: get_config() does not fit")):
+        load_experiment(path)
     with pytest.raises(UserError, match=r"missing\.py: no such experiment file"):
         load_experiment(f"{tmp_path}/missing.py:A1")
 

@@ -1,8 +1,8 @@
 """A checkpoint of long ago must load and translate as it did then.
 
-`golden/run` was trained on 2026-11-30 (float32, 2,000 updates on the built-in corpus, two layers of
-width 32), `golden/translations.json` is what it translated. Neither is ever made anew: where this
-fails, the checkpoints of users fail too.
+`golden/run` was trained on 2026-11-30 (float32, 2,000 updates on the built-in corpus, 1 + 1 layers
+of width 32), `golden/translations.json` is what it translated. Neither is ever made anew: where
+this fails, the checkpoints of users fail too.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Learns what it should: copy, reverse and sort strings, by the public command line alone."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def test_a_task_on_strings_is_learned(
 ) -> None:
     sources, targets = write_corpus(tmp_path, TASKS[task])
     experiment = tiny_experiment(tmp_path, CHANGES | {"data.directory": str(tmp_path)})
+    start = time.monotonic()
     trained = run_cli("train", experiment)
     assert trained.returncode == 0, trained.stderr.decode()
     lines = "".join(f"{source}\n" for source in sources).encode()
@@ -69,3 +71,4 @@ def test_a_task_on_strings_is_learned(
     hypotheses = translated.stdout.decode().split("\n")[:-1]
     right = sum(one == other for one, other in zip(hypotheses, targets, strict=True))
     assert right >= 0.99 * len(targets)
+    assert time.monotonic() - start < 180

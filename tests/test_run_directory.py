@@ -143,6 +143,7 @@ def test_a_broken_configuration_names_its_file(run: RunDirectory) -> None:
 
 
 def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B11."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
     monkeypatch.setenv("NEAR_HOME", "~/near")

@@ -46,6 +46,7 @@ def test_learns_pieces(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("folder", ["B01_control_symbols", "B04_spaces", "B14_emoji", "B16_nfkc"])
 def test_lines_come_back_unchanged(tokenizer: Tokenizer, folder: str) -> None:
+    """B01, B04, B14, B16: but for what the reader has made of them."""
     raw = (DATA / folder / "in.txt").read_bytes().decode().split("\n")[:-1]
     expected = [unicodedata.normalize("NFC", line.replace("\t", " ")) for line in raw]
     lines = list(read_lines(DATA / folder / "in.txt"))

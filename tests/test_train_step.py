@@ -64,7 +64,7 @@ def test_micro_batches_change_nothing(micro_batches):
     assert_same(whole, parts, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 1, 2), (1, 2, 2)])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (8, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)])
 def test_the_mesh_changes_nothing_dropout_included(shape):
     """D02, C15: one device gets filler rows alone; masks are those of the global batch."""
     config = small_config(dropout_rate=0.3, attention_dropout_rate=0.1, ff_dropout_rate=0.1)

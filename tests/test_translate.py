@@ -14,7 +14,7 @@ from transformer_jax.config import DecodeConfig, TokenizerConfig
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
-from transformer_jax.translate import Translator
+from transformer_jax.translate import Translator, _padded_length
 
 CORPUS = [
     f"the {adjective} {noun} {verb} {place}"
@@ -80,21 +80,25 @@ def test_a_beam_of_one_is_greedy(model, tokenizer):
             assert translation.finished == finished
 
 
-def test_the_score_is_the_log_probability_of_the_forced_translation(model, tokenizer):
-    """E13, E15: recomputed by the full forward pass over the hypothesis' own tokens."""
+@pytest.mark.parametrize("beam_size", [2, 5])
+def test_the_score_is_the_log_probability_of_the_forced_translation(model, tokenizer, beam_size):
+    """E13, E15: recomputed by the full forward pass over every hypothesis' own tokens."""
     network, params = model
-    config = DecodeConfig(max_extra_length=5, beam_size=3)
+    apply = jax.jit(network.apply)
+    config = DecodeConfig(max_extra_length=5, beam_size=beam_size)
     translator = translator_of(network, tokenizer, 1, config)
-    source = [*tokenizer.encode([SENTENCES[0]])[0], tokenizer.eos_id]
-    hypotheses = translator._run(params, [source], rows=1, length=len(source))
-    for beam in range(3):
-        tokens = [int(t) for t in hypotheses.tokens[0, beam] if t != tokenizer.pad_id]
-        batch = builders.make_batch([[(source, tokens)]], len(source), len(tokens))
-        log_p = jax.nn.log_softmax(network.apply({"params": params}, batch)[0])
-        total = sum(float(log_p[i, token]) for i, token in enumerate(tokens))
-        assert hypotheses.log_probs[0, beam] == pytest.approx(total, abs=1e-4)
-        penalty = ((5 + len(tokens)) / 6) ** 0.6
-        assert hypotheses.scores[0, beam] == pytest.approx(total / penalty, abs=1e-4)
+    encoded = tokenizer.encode([*CORPUS[:90:10], "a tree", "x"])
+    sources = [[*ids, tokenizer.eos_id] for ids in encoded]
+    found = translator._run(params, sources, rows=16, length=32)
+    for row, source in enumerate(sources):
+        for beam in range(beam_size):
+            tokens = [int(token) for token in found.tokens[row, beam] if token != tokenizer.pad_id]
+            batch = builders.make_batch([[(source, tokens)]], 32, 37)
+            log_p = jax.nn.log_softmax(apply({"params": params}, batch)[0])
+            total = sum(float(log_p[i, token]) for i, token in enumerate(tokens))
+            assert found.log_probs[row, beam] == pytest.approx(total, abs=1e-4)
+            penalty = ((5 + len(tokens)) / 6) ** 0.6
+            assert found.scores[row, beam] == pytest.approx(total / penalty, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -109,28 +113,25 @@ def alone(model, tokenizer):
 @given(
     st.lists(st.sampled_from(SENTENCES), max_size=9),
     st.sampled_from([1, 64, 4096]),
-    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([0, 32, 48]),
 )
-def test_batches_neighbours_order_and_devices_change_no_translation(
-    model, tokenizer, alone, sentences, tokens_per_batch, devices
+def test_batches_neighbours_order_buckets_and_devices_change_no_translation(
+    model, tokenizer, alone, sentences, tokens_per_batch, devices, bucket
 ):
     """C03, E09: lines come back in the order given, each as if it were alone."""
-    together = translate(model, tokenizer, sentences, devices, tokens_per_batch=tokens_per_batch)
+
+    def padded_length(length: int) -> int:
+        return max(length, bucket) if bucket else _padded_length(length)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_jax.translate._padded_length", padded_length)
+        options = {"tokens_per_batch": tokens_per_batch}
+        together = translate(model, tokenizer, sentences, devices, **options)
     for sentence, translation in zip(sentences, together, strict=True):
         expected = alone[sentence]
         assert (translation.text, translation.finished) == (expected.text, expected.finished)
         assert translation.score == pytest.approx(expected.score, abs=1e-5)
-
-
-def test_a_bucket_of_another_length_changes_no_translation(model, tokenizer, alone, monkeypatch):
-    """Every padded length from the sentence's own on."""
-    for length in (32, 48, 128):
-        monkeypatch.setattr("transformer_jax.translate._padded_length", lambda _, to=length: to)
-        for sentence, translation in zip(
-            SENTENCES, translate(model, tokenizer, SENTENCES), strict=True
-        ):
-            assert translation.text == alone[sentence].text
-            assert translation.score == pytest.approx(alone[sentence].score, abs=1e-5)
 
 
 def test_learned_positions_bound_the_parts_and_the_translation(tokenizer):

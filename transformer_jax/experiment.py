@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from transformer_jax.config import Config
@@ -28,8 +29,7 @@ def load_experiment(name: str) -> Config:
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
             raise UserError("an experiment file must define get_config() -> Config")
-        if variant and not inspect.signature(get_config).parameters:
-            raise UserError(f"get_config() takes no variant, but :{variant[0]} was given")
+        _check_call(get_config, variant)
         config = get_config(*variant)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
@@ -43,6 +43,16 @@ def load_experiment(name: str) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"{file}: get_config() returned {type(config).__name__}, not Config")
     return config
+
+
+def _check_call(get_config: Callable, variant: list[str]) -> None:
+    try:
+        inspect.signature(get_config).bind(*variant)
+    except TypeError:
+        call = f"get_config({', '.join(map(repr, variant))})"
+        raise UserError(
+            f"{call} does not fit its parameters: FILE calls it with none, FILE:VARIANT with one"
+        ) from None
 
 
 def _split_variant(name: str) -> tuple[str, list[str]]:

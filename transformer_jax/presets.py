@@ -1,10 +1,10 @@
 """The models of the paper: the rows of its table 3, and one for a laptop, as named variations.
 
-The paper's column of parameters holds for a shared vocabulary of about 41,000 pieces, with two
-exceptions: with that vocabulary row C6 has 52.5 million, printed as 53, and `big` 218, printed as
-213, which fits a vocabulary of 36,000. Section 5.1 speaks of "about 37,000" tokens, with which base
-has 63 million, and `big` 214. Rows without a figure have the parameters of base; those of row E are
-more by their table of positions.
+The paper's column of parameters holds, in every row but `big`, for a shared vocabulary of 41,003 to
+41,209 pieces; `big` would have 218 million with it, and has the 213 printed with about 36,000. The
+paper does not say why; its section 5.1 speaks of "about 37,000" tokens, with which base has 63
+million and `big` 214. Rows without a figure have the parameters of base; row E has more, by its
+table of positions.
 """
 
 from typing import Any, NamedTuple

@@ -1,5 +1,6 @@
 """The model against torch.nn.Transformer, and the loss against torch.nn.CrossEntropyLoss."""
 
+import dataclasses
 import math
 
 import builders
@@ -10,8 +11,9 @@ import pytest
 from builders import BOS, PAD, VOCAB_SIZE, make_batch, mesh_of, random_pairs
 
 from transformer_jax import sharding
+from transformer_jax.config import TrainConfig
 from transformer_jax.loss import loss_sums
-from transformer_jax.train_step import make_eval_step
+from transformer_jax.train_step import init_state, make_train_step
 
 torch = pytest.importorskip("torch", reason="pip install -r tests/requirements-parity.txt")
 nn = torch.nn
@@ -203,25 +205,24 @@ def test_the_loss_is_that_of_torch(batch, smoothing):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8])
-def test_the_loss_on_many_devices_and_in_parts_is_that_of_torch(num_devices):
-    """Padded, packed and in as many parts as there are devices: one sum, one count."""
-    config = builders.small_config()
-    model, params = builders.small_model(config), builders.small_params(config)
-    where = sharding.batch_sharding(mesh_of(data=num_devices))
-    step = jax.jit(make_eval_step(config, model), in_shardings=(None, where))
-    logits = model.apply({"params": params}, BATCHES["with filler rows"])
-    expected = torch_loss(logits, BATCHES["with filler rows"]["targets"], 0.1)
-    rows = {
-        "padded": [*([pair] for pair in PAIRS), []],
-        "packed": [PAIRS[:2], PAIRS[2:5], [], PAIRS[5:], [], [], [], []],
-    }
-    params = jax.device_get(params)
-    for layout in rows.values():
-        batch = jax.device_put(make_batch(layout, 40, 44), where)
-        sums = step(params, batch)
-        assert sums.tokens == NUM_TOKENS
-        assert float(sums.loss) == pytest.approx(expected)
-    parts = [jax.device_put(make_batch([[p]] * 1 + [[]] * 7, 11, 13), where) for p in PAIRS]
-    sums = [step(params, part) for part in parts]
-    assert sum(int(part.tokens) for part in sums) == NUM_TOKENS
-    assert sum(float(part.loss) for part in sums) == pytest.approx(expected)
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+def test_the_loss_of_an_update_on_many_devices_and_in_parts_is_that_of_torch(
+    num_devices, num_parts
+):
+    """The sums that the train step reports, padded and packed: one sum, one count."""
+    config = builders.small_config(num_layers=1)
+    config = dataclasses.replace(config, train=TrainConfig(num_micro_batches=num_parts))
+    model, mesh = builders.small_model(config), mesh_of(data=num_devices)
+    state, shardings = init_state(config, model, mesh)
+    where = sharding.batch_sharding(mesh)
+    step = jax.jit(make_train_step(config, model), in_shardings=(shardings, where))
+    num_rows = max(8, num_devices * num_parts)
+    layouts = {"padded": [[pair] for pair in PAIRS], "packed": [PAIRS[:2], PAIRS[2:5], PAIRS[5:]]}
+    params = jax.device_put(state.params, jax.devices()[0])
+    logits = jax.jit(model.apply)({"params": params}, PADDED)
+    expected = torch_loss(logits, PADDED["targets"], config.loss.label_smoothing)
+    for rows in layouts.values():
+        batch = make_batch([*rows, *[[]] * (num_rows - len(rows))], 40, 44)
+        _, metrics = step(state, jax.device_put(batch, where))
+        assert metrics.sums.tokens == NUM_TOKENS
+        assert float(metrics.sums.loss) == pytest.approx(expected)
