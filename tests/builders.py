@@ -18,6 +18,7 @@ Pair = tuple[list[int], list[int]]
 
 def small_config(**model) -> Config:
     sizes = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 4, "dropout_rate": 0.0}
+    sizes |= {"vocab_multiple": 1}
     return Config(
         data=DataConfig(max_length=2),  # unused: batches are made by hand
         model=ModelConfig(**(sizes | model)),

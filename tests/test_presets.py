@@ -90,7 +90,8 @@ def count(config: ModelConfig, vocab_size: int) -> int:
 @pytest.mark.parametrize("row", PAPER)
 def test_number_of_parameters_is_that_of_the_formula(row: str) -> None:
     """C10: with one matrix for source, target and output."""
-    assert count(PRESETS[row].model, 37_000) == by_formula(row, 37_000)
+    # The embedding has a multiple of 128 rows.
+    assert count(PRESETS[row].model, 37_000) == by_formula(row, 37_120)
 
 
 @pytest.mark.parametrize("row", MILLIONS)
@@ -105,4 +106,4 @@ def test_biases_are_counted_too() -> None:
     """In each of 2 + 2 x 2 attentions four biases of d_model; one of the logits."""
     tiny = PRESETS["tiny"].model
     with_biases = dataclasses.replace(tiny, attention_bias=True, output_bias=True)
-    assert count(with_biases, 100) - count(tiny, 100) == 6 * 4 * 128 + 100
+    assert count(with_biases, 100) - count(tiny, 100) == 6 * 4 * 128 + 128

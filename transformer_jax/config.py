@@ -134,6 +134,12 @@ class ModelConfig:
     """A bias of the logits, which other implementations have."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in layer normalisation; PyTorch's is 1e-5."""
+    vocab_multiple: int = 128
+    """The embedding has a multiple of this many rows, so that mesh.tensor divides it."""
+    remat: Literal["none", "full", "dots"] = "none"
+    """What a layer computes again in the backward pass to save memory: all, or all but dots."""
+    scan_layers: bool = False
+    """Layers as one scan over stacked parameters: the same function, compiled faster."""
     dropout_rate: float = 0.1
     """Dropout of each sub-layer's output and of the embeddings (P_drop, section 5.4)."""
     attention_dropout_rate: float = 0.0
@@ -147,7 +153,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("num_layers", "d_model", "d_ff", "num_heads", "max_positions"):
+        for name in (
+            "num_layers",
+            "d_model",
+            "d_ff",
+            "num_heads",
+            "max_positions",
+            "vocab_multiple",
+        ):
             _check(self, getattr(self, name) >= 1, name, "1 or more")
         for name in ("d_k", "d_v"):
             _check(self, getattr(self, name) >= 0, name, "1 or more, or 0 for d_model / num_heads")
@@ -180,10 +193,13 @@ class LossConfig:
 
     label_smoothing: float = 0.1
     """Share of the target probability that is spread evenly over the vocabulary."""
+    num_chunks: int = 1
+    """Parts of a row that logits are computed in, one after the other, to save memory."""
 
     def __post_init__(self) -> None:
         _check_types(self)
         _check(self, 0 <= self.label_smoothing < 1, "label_smoothing", "at least 0 and below 1")
+        _check(self, self.num_chunks >= 1, "num_chunks", "1 or more")
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def marian_model_config(values: Mapping[str, Any]) -> ModelConfig:
         attention_bias=True,
         output_bias=True,
         layer_norm_epsilon=1e-5,
+        vocab_multiple=1,
     )
 
 
@@ -194,6 +195,8 @@ def _check_marian_like(config: ModelConfig) -> None:
         "attention_bias": True,
         "output_bias": True,
         "layer_norm_epsilon": 1e-5,
+        "vocab_multiple": 1,
+        "scan_layers": False,
         "key_dim": head_dim,
         "value_dim": head_dim,
     }

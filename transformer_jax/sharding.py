@@ -17,8 +17,17 @@ LOGICAL_AXIS_RULES = (
     ("heads", "tensor"),
     ("head_dim", None),
     ("ff", "tensor"),
+    ("layers", None),
 )
-"""Logical axis of a parameter or of a batch → the mesh axes that it is split over."""
+"""Logical axis of an array → the mesh axes that it is split over, where these are still free."""
+
+SIZES = {
+    "vocab": "the vocabulary, a multiple of model.vocab_multiple,",
+    "model": "model.d_model",
+    "heads": "model.num_heads",
+    "ff": "model.d_ff",
+}
+"""What sets the size of a logical axis that may be split."""
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
@@ -50,9 +59,36 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def state_shardings(boxed_state, mesh: Mesh):
-    """The sharding of every array of a state whose leaves carry linen's logical axes."""
+    """The sharding of every array of a state whose leaves carry linen's logical axes.
+
+    Raises UserError where a size does not divide evenly over the mesh.
+    """
     specs = nn.get_partition_spec(boxed_state)
-    return nn.logical_to_mesh_sharding(specs, mesh, LOGICAL_AXIS_RULES)
+    shardings = nn.logical_to_mesh_sharding(specs, mesh, LOGICAL_AXIS_RULES)
+    jax.tree.map(_check_divides, unbox(boxed_state), specs, shardings)
+    return shardings
+
+
+def _check_divides(array: jax.ShapeDtypeStruct, names: PartitionSpec, where: NamedSharding) -> None:
+    for size, name, axes in zip(array.shape, names, where.spec, strict=False):
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
+            parts = where.mesh.shape[axis]
+            if size % parts:
+                fitting = [str(n) for n in range(1, size + 1) if size % n == 0 and n <= 2 * parts]
+                raise UserError(
+                    f"{SIZES[name]} {size} cannot be split over mesh.{axis} {parts}: give a "
+                    f"multiple of {parts}, or a mesh.{axis} of {', '.join(fitting)}"
+                )
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """`x` with its dims laid out by the table, so that the compiler need not guess.
+
+    Does nothing where no mesh is set: outside a run, one device has it all.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, nn.logical_to_mesh_axes(axes, LOGICAL_AXIS_RULES))
 
 
 def unbox(boxed):

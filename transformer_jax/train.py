@@ -203,7 +203,8 @@ class Trainer:
             where = sharding.batch_sharding(self.mesh)
             struct = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
             batch = dict.fromkeys(Batch.__annotations__, struct)
-            self._compiled[shape] = self._jitted.lower(self.state, batch).compile()
+            with jax.set_mesh(self.mesh):
+                self._compiled[shape] = self._jitted.lower(self.state, batch).compile()
         return self._compiled[shape]
 
     def _validate(self, evaluations: list[Evaluation], log: MetricsLog) -> None:
@@ -261,7 +262,9 @@ def make_dev_loss(
         totals = np.zeros(3)
         for rows in dev_batches(store, config.data, trainer.row_multiple, shard):
             stop.check()
-            totals += np.array(jax.device_get(eval_step(params, sharding.to_global(rows, where))))
+            batch = sharding.to_global(rows, where)
+            with jax.set_mesh(trainer.mesh):
+                totals += np.array(jax.device_get(eval_step(params, batch)))
         loss, nll, tokens = totals
         mean = loss / tokens
         return {"loss": mean, "perplexity": float(np.exp(nll / tokens)), "negative_loss": -mean}

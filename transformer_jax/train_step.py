@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Count, Key, Params, Scalar
 from transformer_jax.config import Config
-from transformer_jax.loss import LossSums, loss_sums
+from transformer_jax.loss import LossSums, chunked_loss_sums
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.optimizer import learning_rate, make_optimizer
 
@@ -92,10 +92,7 @@ def make_train_step(
 
     def gradients(params: Params, batch: Batch, key: Key) -> tuple[Params, LossSums]:
         def loss(params: Params) -> tuple[Scalar, LossSums]:
-            logits = model.apply({"params": params}, batch, False, rngs={"dropout": key})
-            sums = loss_sums(
-                logits, batch["targets"], batch["targets_segments"], config.loss.label_smoothing
-            )
+            sums = _loss_sums(config, model, params, batch, key)
             return sums.loss, sums
 
         return jax.grad(loss, has_aux=True)(params)
@@ -137,12 +134,26 @@ def make_eval_step(config: Config, model: Transformer) -> Callable[[Params, Batc
     """The loss without dropout, as sums over the batch."""
 
     def eval_step(params: Params, batch: Batch) -> LossSums:
-        logits = model.apply({"params": params}, batch)
-        return loss_sums(
-            logits, batch["targets"], batch["targets_segments"], config.loss.label_smoothing
-        )
+        return _loss_sums(config, model, params, batch, None)
 
     return eval_step
+
+
+def _loss_sums(
+    config: Config, model: Transformer, params: Params, batch: Batch, key: Key | None
+) -> LossSums:
+    """With dropout where there is a key."""
+    variables, rngs = {"params": params}, None if key is None else {"dropout": key}
+    x = model.apply(variables, batch, key is None, rngs=rngs, method="decode")
+    return chunked_loss_sums(
+        lambda x: model.apply(variables, x, method="logits"),
+        x,
+        batch["targets"],
+        batch["targets_segments"],
+        config.loss.label_smoothing,
+        model.vocab_size,
+        config.loss.num_chunks,
+    )
 
 
 def _accumulate(gradients, params: Params, batch: Batch, key: Key, parts: int):

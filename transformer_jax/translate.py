@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.text import clean_line
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decode import SearchResult, SpecialIds, beam_search
-from transformer_jax.model.transformer import Transformer, empty_cache
+from transformer_jax.model.transformer import Transformer, empty_cache, unstack_layers
 
 
 class Translation(NamedTuple):
@@ -42,6 +43,7 @@ class Translator:
         self._tokenizer = tokenizer
         self._config = config
         self._longest = model.config.longest
+        self._mesh = mesh
         self._sharding = sharding.batch_sharding(mesh)
         self._num_shards = sharding.num_batch_shards(mesh)
         special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id)
@@ -109,7 +111,8 @@ class Translator:
             segments[row, : len(source)] = 1
             limits[row] = min(len(source) + self._config.max_extra_length, self._longest)
         arrays = jax.device_put((inputs, segments, limits), self._sharding)
-        return jax.device_get(self._search(params, *arrays))
+        with jax.set_mesh(self._mesh):
+            return jax.device_get(self._search(params, *arrays))
 
 
 def search(
@@ -125,6 +128,9 @@ def search(
 
     Segments are 1 for tokens and 0 for padding; limits are those of `decode.beam_search`.
     """
+    if model.config.scan_layers:
+        model = model.clone(config=replace(model.config, scan_layers=False))
+        params = unstack_layers(params)
     variables = {"params": params}
     memory = model.apply(variables, inputs, segments, method="remember")
 

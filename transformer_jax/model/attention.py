@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.layers import Dropout, dense
+from transformer_jax.sharding import constrain
 
 
 class KeysValues(NamedTuple):
@@ -30,9 +31,10 @@ class ProjectKeysValues(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "batch len model"]) -> KeysValues:
         config = self.config
-        keys = _to_heads(config, config.key_dim, "key")(x)
-        values = _to_heads(config, config.value_dim, "value")(x)
-        return KeysValues(keys, values)
+        return KeysValues(
+            _to_heads(config, x, config.key_dim, "key"),
+            _to_heads(config, x, config.value_dim, "value"),
+        )
 
 
 class Attention(nn.Module):
@@ -49,7 +51,7 @@ class Attention(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "batch q model"]:
         config = self.config
-        queries = _to_heads(config, config.key_dim, "query")(x) * config.key_dim**-0.5
+        queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
         scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
         weights = jax.nn.softmax(scores.astype(jnp.float32) + bias).astype(config.dtype)
         weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
@@ -59,9 +61,12 @@ class Attention(nn.Module):
         return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads)
 
 
-def _to_heads(config: ModelConfig, head_dim: int, name: str) -> nn.DenseGeneral:
+def _to_heads(
+    config: ModelConfig, x: Float[Array, "batch len model"], head_dim: int, name: str
+) -> Float[Array, "batch len heads head_dim"]:
     shape, axes = (config.num_heads, head_dim), ("model", "heads", "head_dim")
-    return dense(config, shape, axes, use_bias=config.attention_bias, name=name)
+    heads = dense(config, shape, axes, use_bias=config.attention_bias, name=name)(x)
+    return constrain(heads, "batch", None, "heads", "head_dim")
 
 
 def insert(cache: KeysValues, new: KeysValues, index: Int[Array, ""]) -> KeysValues:

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.array_types import Key
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.masks import FORBIDDEN
+from transformer_jax.sharding import constrain
 
 kernel_init = nn.initializers.xavier_uniform()
 
@@ -101,12 +103,13 @@ class Embedding(nn.Module):
             init_fn = nn.with_logical_partitioning(init, axes)
             return self.param(name, init_fn, (rows, config.d_model))
 
-        self.embedding = table("embedding", self.vocab_size, ("vocab", "model"))
+        rows = -(-self.vocab_size // config.vocab_multiple) * config.vocab_multiple
+        self.embedding = table("embedding", rows, ("vocab", "model"))
         if config.positions == "learned":
             self.positions = table("positions", config.max_positions, (None, "model"))
         if config.output_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            self.output_bias = self.param("output_bias", zeros, (self.vocab_size,))
+            self.output_bias = self.param("output_bias", zeros, (rows,))
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
@@ -122,13 +125,19 @@ class Embedding(nn.Module):
             x = x + jnp.take(self.positions, positions, axis=0, mode="fill")
         else:
             x = x + sinusoid(positions, d_model)
-        return self.dropout(x.astype(self.config.dtype), deterministic)
+        x = constrain(x.astype(self.config.dtype), "batch", None, "model")
+        return self.dropout(x, deterministic)
 
     def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
-        """The scores of every piece, in float32."""
+        """The scores of every row in float32; those beyond the vocabulary can never be chosen."""
         embedding = self.embedding.astype(self.config.dtype)
         logits = jnp.einsum("blm,vm->blv", x, embedding, preferred_element_type=jnp.float32)
-        return logits + self.output_bias if self.config.output_bias else logits
+        logits = constrain(logits, "batch", None, "vocab")
+        if self.config.output_bias:
+            logits = logits + self.output_bias
+        if len(embedding) > self.vocab_size:
+            logits = jnp.where(jnp.arange(len(embedding)) < self.vocab_size, logits, FORBIDDEN)
+        return logits
 
 
 class FeedForward(nn.Module):
@@ -142,6 +151,7 @@ class FeedForward(nn.Module):
     ) -> Float[Array, "batch len model"]:
         config = self.config
         x = dense(config, config.d_ff, ("model", "ff"), name="inner")(x)
+        x = constrain(x, "batch", None, "ff")
         x = {"relu": nn.relu, "swish": nn.swish}[config.activation](x)
         x = Dropout(config.ff_dropout_rate)(x, deterministic)
         return dense(config, config.d_model, ("ff", "model"), name="outer")(x)
@@ -165,6 +175,6 @@ class Residual(nn.Module):
     ) -> Float[Array, "batch len model"]:
         norm = layer_norm(self.config)
         dropout = Dropout(self.config.dropout_rate)
-        if self.config.norm == "pre":
-            return x + dropout(sublayer(norm(x)), deterministic)
-        return norm(x + dropout(sublayer(x), deterministic))
+        y = sublayer(norm(x) if self.config.norm == "pre" else x)
+        y = x + dropout(constrain(y, "batch", None, "model"), deterministic)
+        return y if self.config.norm == "pre" else norm(y)

@@ -3,14 +3,16 @@
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.array_types import Batch, Logits, Sources, Targets
+from transformer_jax.array_types import Batch, Logits, Params, Sources, Targets
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import masks
 from transformer_jax.model.attention import Attention, KeysValues, ProjectKeysValues, insert
 from transformer_jax.model.layers import Embedding, FeedForward, Residual, layer_norm
+from transformer_jax.sharding import constrain
 
 
 class Memory(NamedTuple):
@@ -69,7 +71,7 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch tgt model"],
-        memory: KeysValues,
+        encoded: Float[Array, "batch src model"],
         self_bias: Float[Array, "batch 1 tgt tgt"],
         cross_bias: Float[Array, "batch 1 tgt src"],
         deterministic: bool,
@@ -78,6 +80,7 @@ class DecoderLayer(nn.Module):
             return self.self_attention(y, self.self_keys_values(y), self_bias, deterministic)
 
         x = self.self_residual(x, attend, deterministic)
+        memory = self.project_memory(encoded)
         return self._after_self_attention(x, memory, cross_bias, deterministic)
 
     def step(
@@ -126,15 +129,29 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.embedding = Embedding(config, self.vocab_size)
-        self.encoder_layers = [EncoderLayer(config) for _ in range(config.num_layers)]
-        self.decoder_layers = [DecoderLayer(config) for _ in range(config.num_layers)]
+        # The arguments that are counted here are those of __call__, the module itself being 0.
+        encoder_layer = _remat(config, EncoderLayer, deterministic=3)
+        decoder_layer = _remat(config, DecoderLayer, deterministic=5)
+        if config.scan_layers:
+            self.encoder_layers = encoder_layer(config)
+            self.decoder_layers = decoder_layer(config)
+        else:
+            self.encoder_layers = [encoder_layer(config) for _ in range(config.num_layers)]
+            self.decoder_layers = [decoder_layer(config) for _ in range(config.num_layers)]
         # Post-norm layers end with a normalisation; pre-norm stacks need one at their end.
         if config.norm == "pre":
             self.encoder_norm = layer_norm(config)
             self.decoder_norm = layer_norm(config)
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> Logits:
-        """Logits of every target token given the ones before it, in float32 (teacher forcing)."""
+        """Logits of every target token given the ones before it, in float32 (teacher forcing).
+
+        Those of rows that `vocab_multiple` adds to the vocabulary can never be chosen.
+        """
+        return self.logits(self.decode(batch, deterministic))
+
+    def decode(self, batch: Batch, deterministic: bool = True) -> Float[Array, "batch tgt model"]:
+        """The decoder's output, of which `logits` makes logits (section 3.1)."""
         segments = batch["targets_segments"]
         encoded = self.encode(
             batch["inputs"], batch["inputs_positions"], batch["inputs_segments"], deterministic
@@ -143,10 +160,12 @@ class Transformer(nn.Module):
         cross_bias = masks.to_bias(masks.same_segment(segments, batch["inputs_segments"]))
         shifted = shift_right(batch["targets"], batch["targets_positions"], self.bos_id)
         x = self.embedding(shifted, batch["targets_positions"], deterministic)
-        for layer in self.decoder_layers:
-            memory = layer.project_memory(encoded)
-            x = layer(x, memory, self_bias, cross_bias, deterministic)
-        return self._logits(x)
+        x = self._stack(self.decoder_layers, x, encoded, self_bias, cross_bias, deterministic)
+        return self.decoder_norm(x) if self.config.norm == "pre" else x
+
+    def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
+        """The logits of the decoder's output, in float32."""
+        return self.embedding.logits(x)
 
     def encode(
         self, inputs: Sources, positions: Sources, segments: Sources, deterministic: bool = True
@@ -154,8 +173,7 @@ class Transformer(nn.Module):
         """The encoder's output (section 3.1)."""
         bias = masks.to_bias(masks.same_segment(segments, segments))
         x = self.embedding(inputs, positions, deterministic)
-        for layer in self.encoder_layers:
-            x = layer(x, bias, deterministic)
+        x = self._stack(self.encoder_layers, x, bias, deterministic)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
 
     def remember(self, inputs: Sources, segments: Sources) -> Memory:
@@ -176,12 +194,58 @@ class Transformer(nn.Module):
         ):
             x, present = layer.step(x, keys_values, memory.bias, past, index)
             updated.append(present)
-        return self._logits(x), tuple(updated)
+        x = self.decoder_norm(x) if self.config.norm == "pre" else x
+        # What is beyond the vocabulary would be chosen where the beam exceeds it.
+        return self.embedding.logits(x)[:, :, : self.vocab_size], tuple(updated)
 
-    def _logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
-        if self.config.norm == "pre":
-            x = self.decoder_norm(x)
-        return self.embedding.logits(x)
+    def _stack(self, layers, x: Float[Array, "batch len model"], *arguments):
+        """All layers of the encoder or of the decoder, one after the other."""
+        if not self.config.scan_layers:
+            for layer in layers:
+                x = layer(x, *arguments)
+            return x
+        scan = nn.scan(
+            lambda layer, x: (layer(x, *arguments), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=self.config.num_layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        return scan(layers, x)[0]
+
+
+def _remat(config: ModelConfig, layer: type[nn.Module], deterministic: int) -> type[nn.Module]:
+    """The layer with what `config.remat` says computed again in the backward pass."""
+    if config.remat == "none":
+        return layer
+    policies = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+    return nn.remat(layer, policy=policies[config.remat], static_argnums=(deterministic,))
+
+
+def stack_layers(params: Params) -> Params:
+    """Parameters of layers one by one → as `scan_layers` has them, with a leading dim of layers.
+
+    `encoder_layers_0`, `encoder_layers_1`, ... become `encoder_layers`, and so for the decoder.
+    """
+    stacked = {name: value for name, value in params.items() if "_layers_" not in name}
+    for stack in ("encoder_layers", "decoder_layers"):
+        layers = [params[f"{stack}_{i}"] for i in range(_num_layers(params, stack))]
+        stacked[stack] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+    return stacked
+
+
+def unstack_layers(params: Params) -> Params:
+    """The inverse of `stack_layers`."""
+    stacks = ("encoder_layers", "decoder_layers")
+    separate = {name: value for name, value in params.items() if name not in stacks}
+    for stack in stacks:
+        for i in range(len(jax.tree.leaves(params[stack])[0])):
+            separate[f"{stack}_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[stack])
+    return separate
+
+
+def _num_layers(params: Params, stack: str) -> int:
+    return sum(name.startswith(f"{stack}_") for name in params)
 
 
 def shift_right(targets: Targets, positions: Targets, bos_id: int) -> Targets:
@@ -193,6 +257,7 @@ def empty_cache(config: ModelConfig, batch: int, beam: int, length: int) -> Cach
     """A cache for `length` target positions."""
 
     def zeros(head_dim: int) -> Array:
-        return jnp.zeros((batch, beam, length, config.num_heads, head_dim), config.dtype)
+        empty = jnp.zeros((batch, beam, length, config.num_heads, head_dim), config.dtype)
+        return constrain(empty, "batch", None, None, "heads", "head_dim")
 
     return (KeysValues(zeros(config.key_dim), zeros(config.value_dim)),) * config.num_layers
