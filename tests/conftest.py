@@ -104,9 +104,9 @@ def tiny_experiment(tiny_config: Callable[..., Config]) -> Callable[..., str]:
 def start_cli() -> Callable[..., subprocess.Popen]:
     """Starts `python -m transformer_jax` with the arguments given, its streams piped, as bytes."""
 
-    def start(*arguments: str, **options: object) -> subprocess.Popen:
+    def start(*arguments: str, devices: str = "1", **options: object) -> subprocess.Popen:
         paths = {"PYTHONPATH": str(DATA.parents[1])}
-        environment = os.environ | paths | {"JAX_NUM_CPU_DEVICES": "1"}
+        environment = os.environ | paths | {"JAX_NUM_CPU_DEVICES": devices}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen(
             [sys.executable, "-m", "transformer_jax", *arguments],

@@ -18,6 +18,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 # it. A new module gets its place here.
 ORDER = [
     ["errors", "config", "presets", "experiment", "array_types"],
+    ["distributed"],
     ["data.text", "data.cldr", "data.tokenizer", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["sharding"],

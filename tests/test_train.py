@@ -29,7 +29,7 @@ from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.data.batch_plan import plan_epoch
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.prepare import Prepared, prepare
+from transformer_jax.prepare import Prepared, load_prepared, prepare
 from transformer_jax.run_directory import RunDirectory
 from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
 
@@ -52,7 +52,8 @@ class Session(NamedTuple):
 @contextmanager
 def opened(config: Config) -> Iterator[Session]:
     run = RunDirectory(config.run_directory)
-    text = prepare(config, run, lambda line: None)
+    prepare(config, run, lambda line: None)
+    text = load_prepared(config, run)
     model = Transformer(config.model, text.tokenizer.vocab_size, text.tokenizer.bos_id)
     with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
         trainer = Trainer(config, run, model, text.train, checkpoints)

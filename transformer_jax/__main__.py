@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.config import Config, DecodeConfig, DistributedConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
-from transformer_jax.run_directory import RunDirectory
+from transformer_jax.run_directory import RunDirectory, flatten
 
 if TYPE_CHECKING:
     from transformer_jax.load import LoadedModel
+    from transformer_jax.prepare import Prepared
 
 # Every subcommand imports what it needs when it runs: `--help` should not wait for JAX.
 
@@ -44,6 +45,7 @@ class TranslateOptions:
     average_last: int = 1
     """Mean of the weights of this many newest checkpoints."""
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class EvaluateOptions:
     average_last: int = 1
     """Mean of the weights of this many newest checkpoints."""
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,19 +102,20 @@ def train(arguments: list[str]) -> int:
     run = RunDirectory(config.run_directory)
     run.check_same_experiment(config)
 
+    from transformer_jax import distributed
     from transformer_jax.checkpoint import Checkpoints
     from transformer_jax.model.transformer import Transformer
-    from transformer_jax.prepare import prepare
     from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
 
-    text = prepare(config, run, _say)
+    distributed.join(config.distributed)
+    text = _prepare(config, run)
     tokenizer = text.tokenizer
     model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
     stop = StopSignal()
     with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
         trainer = Trainer(config, run, model, text.train, checkpoints)
         trainer.resume()
-        run.save_config(config)
+        distributed.on_first(lambda: run.save_config(config))
         for line in trainer.summary():
             _say(line)
         with_bleu = config.train.dev_bleu_interval > 0
@@ -138,15 +142,32 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
+def _prepare(config: Config, run: RunDirectory) -> "Prepared":
+    """The text of the run as tokens, made by the first process, the same in all."""
+    from transformer_jax.distributed import check_agreement, on_first
+    from transformer_jax.prepare import load_prepared, prepare
+
+    settings = flatten(config)
+    check_agreement({n: v for n, v in settings.items() if not n.startswith("distributed.")})
+    on_first(lambda: prepare(config, run, _say))
+    text = load_prepared(config, run)
+    check_agreement(text.fingerprints())
+    return text
+
+
 def translate(arguments: list[str]) -> int:
     """Translates a file or standard input, line by line."""
     path, rest = _split_first(arguments, "translate RUN")
     run, config = _open_run(path)
     options = _parse("translate", TranslateOptions(decode=config.decode), rest)
 
+    from transformer_jax import distributed
     from transformer_jax.data.text import read_lines, read_stream, write_lines
     from transformer_jax.load import load
 
+    distributed.join(options.distributed)
+    if options.distributed.enabled and options.input == "-":
+        raise UserError("of several processes each must read the text: give --input, a file")
     if options.input == "-":
         lines = list(read_stream(sys.stdin.buffer, "standard input"))
     else:
@@ -157,7 +178,9 @@ def translate(arguments: list[str]) -> int:
         for translation in _translate(model, lines):
             yield translation.text
 
-    if options.output == "-":
+    if not distributed.is_first():
+        list(translations())
+    elif options.output == "-":
         sys.stdout.buffer.write("".join(f"{text}\n" for text in translations()).encode())
     else:
         write_lines(Path(options.output).expanduser(), translations())
@@ -169,6 +192,10 @@ def evaluate(arguments: list[str]) -> int:
     path, rest = _split_first(arguments, "evaluate RUN")
     run, config = _open_run(path)
     options = _parse("evaluate", EvaluateOptions(decode=config.decode), rest)
+
+    from transformer_jax.distributed import join
+
+    join(options.distributed)
     _evaluate_run(run, config, options)
     return 0
 
@@ -197,7 +224,9 @@ def _open_run(path: str) -> tuple[RunDirectory, Config]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Tells the user; of several processes, which JAX has joined, the first one does."""
+    if "jax" not in sys.modules or sys.modules["jax"].process_index() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
@@ -223,7 +252,9 @@ def _translate(model: "LoadedModel", lines: Sequence[str]) -> list:
     """Translates with a progress bar where a person looks, and reports what was cut."""
     from tqdm.auto import tqdm
 
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    from transformer_jax.distributed import is_first
+
+    watched = is_first() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     with tqdm(total=len(lines), unit="line", disable=not watched) as bar:
         translations = model.translator.translate(
             model.params, lines, lambda done: bar.update(done - bar.n) and None
@@ -246,6 +277,7 @@ def _translate(model: "LoadedModel", lines: Sequence[str]) -> list:
 def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -> None:
     from transformer_jax.data.corpus import read_split
     from transformer_jax.data.text import read_pairs, write_lines
+    from transformer_jax.distributed import is_first
     from transformer_jax.evaluate import bleu
     from transformer_jax.load import load
 
@@ -271,6 +303,8 @@ def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -
     seconds = time.monotonic() - start
     hypotheses = [translation.text for translation in translations]
     score = bleu(hypotheses, [target for _, target in pairs], config.data.target_language)
+    if not is_first():
+        return
     stem = model.checkpoint.replace(" ", "-").replace(",", "")
     search = f"beam{options.decode.beam_size}-alpha{options.decode.length_penalty:g}"
     file = run.evaluations / f"{name}.{stem}.{search}.{config.data.target_language}"

@@ -255,6 +255,44 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    """How the processes of a job on several hosts find one another."""
+
+    enabled: bool = False
+    """Join them; Slurm, Open MPI, Kubernetes and Cloud TPU are recognised without more."""
+    coordinator: str = ""
+    """HOST:PORT of the first process, where no cluster is recognised."""
+    num_processes: int = 1
+    """Processes of the job, where no cluster is recognised."""
+    process_id: int = 0
+    """Number of this process, from 0, where no cluster is recognised."""
+    timeout: int = 100
+    """Seconds without a sign of another process after which the job ends."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check(self, self.num_processes >= 1, "num_processes", "1 or more")
+        valid = 0 <= self.process_id < self.num_processes
+        _check(self, valid, "process_id", f"from 0 to {self.num_processes - 1}")
+        _check(self, self.timeout >= 1, "timeout", "1 or more")
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """A trace of some updates, for TensorBoard or Perfetto."""
+
+    start: int = 0
+    """The first update traced; it should come after those that compile."""
+    steps: int = 0
+    """Updates traced; 0 is none."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for name in ("start", "steps"):
+            _check(self, getattr(self, name) >= 0, name, "0 or more")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """The training loop."""
 
@@ -341,6 +379,8 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from tensorboardX import SummaryWriter
 from tqdm.auto import tqdm
 
 from transformer_jax.config import TrainConfig
+from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.train_step import StepMetrics
 
@@ -26,10 +28,14 @@ class MetricsLog:
 
     def __init__(self, directory: Path, config: TrainConfig, first_step: int):
         self._config = config
-        self._file = (directory / "metrics.jsonl").open("a", encoding="utf-8", newline="\n")
-        self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
+        self._reports = is_first()
+        path = directory / "metrics.jsonl" if self._reports else os.devnull
+        self._file = open(path, "a", encoding="utf-8", newline="\n")
+        self._tensorboard = SummaryWriter(
+            str(directory / "tensorboard"), write_to_disk=self._reports
+        )
         # Without a person at the terminal or in a notebook, lines of text take the bar's place.
-        self._watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._watched = self._reports and (sys.stderr.isatty() or "ipykernel" in sys.modules)
         self._bar = tqdm(
             total=config.num_steps,
             initial=first_step,
@@ -118,7 +124,8 @@ class MetricsLog:
 
     def print(self, text: str) -> None:
         """A line of text that does not break the progress bar."""
-        tqdm.write(text, file=sys.stderr)
+        if self._reports:
+            tqdm.write(text, file=sys.stderr)
 
     def pause(self) -> float:
         """Seconds since the window of the throughput began; it goes on after `resume`."""

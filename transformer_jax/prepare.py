@@ -1,5 +1,6 @@
 """What happens before step 1: the tokenizer and the token stores of a run."""
 
+import hashlib
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
@@ -20,8 +21,24 @@ class Prepared(NamedTuple):
     dev_pairs: list[tuple[str, str]]
     """All pairs of the validation set as text; BLEU is scored on every one."""
 
+    def fingerprints(self) -> dict[str, str]:
+        """What must be the same in all processes of a job."""
+        dev = "".join(f"{source}\n{target}\n" for source, target in self.dev_pairs)
+        return {
+            "the fingerprint of the tokenizer": self.tokenizer.fingerprint,
+            "the fingerprint of the training corpus": self.train.fingerprint,
+            "the fingerprint of the validation set": hashlib.sha256(dev.encode()).hexdigest(),
+        }
 
-def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> Prepared:
+
+def load_prepared(config: Config, run: RunDirectory) -> Prepared:
+    """What `prepare` has made, perhaps in another process."""
+    tokenizer = Tokenizer.load(run.tokenizer)
+    train, dev = (TokenStore(run.tokens / split) for split in ("train", "dev"))
+    return Prepared(tokenizer, train, dev, list(read_split(config.data, "dev")))
+
+
+def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> None:
     """Reads all text, makes what is missing in the run's directory, and reports with `say`.
 
     A run keeps the tokenizer that it was begun with. Raises UserError for text that cannot be
@@ -51,4 +68,3 @@ def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> Pr
         if is_new:
             run.save_config(config)
             tokenizer.save(run.tokenizer)
-    return Prepared(tokenizer, stores["train"], stores["dev"], dev_list)

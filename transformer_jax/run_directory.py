@@ -28,6 +28,10 @@ FREE_TO_CHANGE = (
     "data.test",
     "data.prefetch_batches",
     "mesh.",
+    "distributed.",
+    "profile.",
+    "model.remat",
+    "loss.num_chunks",
     "train.num_steps",
     "train.log_interval",
     "train.dev_",
@@ -91,7 +95,7 @@ class RunDirectory:
         """Raises UserError where the run was begun with settings that make it another one."""
         if not self.config.is_file():
             return
-        before, now = _flatten(self.load_config()), _flatten(config)
+        before, now = flatten(self.load_config()), flatten(config)
         for name, value in now.items():
             if before.get(name) != value and not name.startswith(FREE_TO_CHANGE):
                 raise UserError(
@@ -112,7 +116,8 @@ def _expanded(path: str) -> Path:
     return Path(expanded).absolute()
 
 
-def _flatten(config: Config) -> dict[str, object]:
+def flatten(config: Config) -> dict[str, object]:
+    """Every field of a configuration by its path, such as `model.d_model`."""
     flat: dict[str, object] = {}
     for section, values in dataclasses.asdict(config).items():
         if isinstance(values, dict):

@@ -2,10 +2,12 @@
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.array_types import Batch
 from transformer_jax.config import MeshConfig
+from transformer_jax.data.loader import Shard
 from transformer_jax.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -96,8 +98,43 @@ def unbox(boxed):
     return nn.meta.unbox(boxed)
 
 
-def to_global(batch: Batch, sharding: NamedSharding) -> Batch:
-    """Rows of this process → the job's sharded batch."""
-    return {  # type: ignore[return-value]
-        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
-    }
+def process_shard(mesh: Mesh) -> Shard:
+    """The part of the rows that the devices of this process hold, in `count` equal parts.
+
+    Where the mesh deals out rows so that they are no such part, that is all rows.
+    """
+    num_shards = num_batch_shards(mesh)
+    slices = batch_sharding(mesh).addressable_devices_indices_map((num_shards,)).values()
+    mine = sorted({rows.indices(num_shards)[0] for (rows,) in slices})
+    first, size = mine[0], len(mine)
+    if mine != list(range(first, first + size)) or num_shards % size or first % size:
+        return Shard(0, 1)
+    return Shard(first // size, num_shards // size)
+
+
+def to_global(batch: Batch, mesh: Mesh) -> Batch:
+    """Rows of `process_shard` → the job's sharded batch."""
+    where, shard = batch_sharding(mesh), process_shard(mesh)
+
+    def one(rows: np.ndarray) -> jax.Array:
+        shape = (len(rows) * shard.count, *rows.shape[1:])
+        first = len(rows) * shard.index
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(shape[0])
+            return rows[start - first : stop - first]
+
+        return jax.make_array_from_callback(shape, where, part)
+
+    return {name: one(rows) for name, rows in batch.items()}  # type: ignore[return-value]
+
+
+def spread(array: np.ndarray, mesh: Mesh) -> jax.Array:
+    """An array that every process has whole → the job's, its rows split like those of a batch."""
+    where = batch_sharding(mesh)
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device, so that every process can read it."""
+    return NamedSharding(mesh, PartitionSpec())

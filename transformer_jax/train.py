@@ -1,6 +1,7 @@
 """The training loop and its effects: data, checkpoints, metrics, signals."""
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
@@ -17,7 +19,7 @@ from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import bucket_lengths, num_rows, padded_rows, plan_epoch
 from transformer_jax.data.corpus import TokenStore
-from transformer_jax.data.loader import Cursor, Shard, dev_batches, train_batches
+from transformer_jax.data.loader import Cursor, dev_batches, train_batches
 from transformer_jax.errors import UserError
 from transformer_jax.metrics import MetricsLog
 from transformer_jax.model.transformer import Transformer
@@ -30,23 +32,34 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """Whether SIGTERM or SIGINT has come; a second one ends the process at once."""
+    """Whether SIGTERM or SIGINT has come, to any process of the job.
+
+    Alone, a second signal ends the process at once. Of several processes all learn of it at the
+    same question, as long as all ask equally often.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._questions = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Listens while the block runs."""
-        previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        if jax.process_count() > 1:
+            numbers = (signal.SIGINT,)  # JAX itself listens for SIGTERM, and tells the others
+        previous = {number: signal.getsignal(number) for number in numbers}
 
         def restore() -> None:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
         def handle(number: int, _frame: object) -> None:
-            self.number = number
             restore()
+            if jax.process_count() > 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self.number = number
 
         for number in previous:
             signal.signal(number, handle)
@@ -55,9 +68,17 @@ class StopSignal:
         finally:
             restore()
 
+    def requested(self) -> bool:
+        """Whether to stop here."""
+        self._questions += 1
+        if jax.process_count() > 1 and self.number is None:
+            if multihost_utils.reached_preemption_sync_point(self._questions):
+                self.number = signal.SIGTERM
+        return self.number is not None
+
     def check(self) -> None:
         """Raises Stopped where a signal has come."""
-        if self.number is not None:
+        if self.requested():
             raise Stopped
 
 
@@ -98,7 +119,7 @@ class Trainer:
         self._jitted = jax.jit(
             make_train_step(config, model),
             in_shardings=(shardings, sharding.batch_sharding(self.mesh)),
-            out_shardings=(shardings, None),
+            out_shardings=(shardings, sharding.replicated(self.mesh)),
             donate_argnums=0,
         )
         self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
@@ -170,7 +191,7 @@ class Trainer:
             try:
                 self._validate(evaluations, log)
                 for cursor, batch in self._batches():
-                    if stop.number or self._is_over():
+                    if stop.requested() or self._is_over():
                         break
                     self._update(batch, log)
                     self.progress.epoch, self.progress.batch = cursor
@@ -186,11 +207,11 @@ class Trainer:
 
     def _batches(self) -> Iterator[tuple[Cursor, Batch]]:
         start = Cursor(self.progress.epoch, self.progress.batch)
-        shard = Shard(jax.process_index(), jax.process_count())
+        shard = sharding.process_shard(self.mesh)
         data, seed = self.config.data, self.config.train.seed
         batches = train_batches(self.store, data, seed, self.row_multiple, start, shard)
         for cursor, rows in batches:
-            yield cursor, sharding.to_global(rows, sharding.batch_sharding(self.mesh))
+            yield cursor, sharding.to_global(rows, self.mesh)
 
     def _update(self, batch: Batch, log: MetricsLog) -> None:
         shape = batch["inputs"].shape
@@ -254,16 +275,16 @@ def make_dev_loss(
     config: Config, model: Transformer, store: TokenStore, trainer: Trainer, stop: StopSignal
 ) -> Callable[[Params, int], dict[str, float]]:
     """An evaluator of the loss and the perplexity on the validation set, exact to the token."""
-    eval_step = jax.jit(make_eval_step(config, model))
-    where = sharding.batch_sharding(trainer.mesh)
-    shard = Shard(jax.process_index(), jax.process_count())
+    mesh = trainer.mesh
+    eval_step = jax.jit(make_eval_step(config, model), out_shardings=sharding.replicated(mesh))
+    shard = sharding.process_shard(mesh)
 
     def evaluate(params: Params, step: int) -> dict[str, float]:
         totals = np.zeros(3)
         for rows in dev_batches(store, config.data, trainer.row_multiple, shard):
             stop.check()
-            batch = sharding.to_global(rows, where)
-            with jax.set_mesh(trainer.mesh):
+            batch = sharding.to_global(rows, mesh)
+            with jax.set_mesh(mesh):
                 totals += np.array(jax.device_get(eval_step(params, batch)))
         loss, nll, tokens = totals
         mean = loss / tokens

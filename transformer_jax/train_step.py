@@ -46,8 +46,9 @@ class StepMetrics(NamedTuple):
 def init_state(config: Config, model: Transformer, mesh: Mesh) -> tuple[TrainState, TrainState]:
     """A new state, and its shardings; every array is born where it belongs."""
 
-    def boxed_state(key: Key) -> TrainState:
-        params_key, dropout_key = jax.random.split(key)
+    def boxed_state() -> TrainState:
+        # Made inside, so that no process has to hand the key to another.
+        params_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
         params = _boxed_params(model, params_key)
         zero = jnp.zeros((), jnp.int32)
         return TrainState(
@@ -59,10 +60,9 @@ def init_state(config: Config, model: Transformer, mesh: Mesh) -> tuple[TrainSta
             skipped_in_a_row=zero,
         )
 
-    key = jax.random.key(config.train.seed)
-    shardings = sharding.state_shardings(jax.eval_shape(boxed_state, key), mesh)
-    init = jax.jit(lambda key: sharding.unbox(boxed_state(key)), out_shardings=shardings)
-    return init(key), shardings
+    shardings = sharding.state_shardings(jax.eval_shape(boxed_state), mesh)
+    init = jax.jit(lambda: sharding.unbox(boxed_state()), out_shardings=shardings)
+    return init(), shardings
 
 
 def abstract_params(model: Transformer, mesh: Mesh) -> Params:

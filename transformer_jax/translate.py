@@ -44,10 +44,11 @@ class Translator:
         self._config = config
         self._longest = model.config.longest
         self._mesh = mesh
-        self._sharding = sharding.batch_sharding(mesh)
         self._num_shards = sharding.num_batch_shards(mesh)
         special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id)
-        self._search = jax.jit(partial(search, model, config, special))
+        self._search = jax.jit(
+            partial(search, model, config, special), out_shardings=sharding.replicated(mesh)
+        )
 
     def translate(
         self,
@@ -110,7 +111,7 @@ class Translator:
             inputs[row, : len(source)] = source
             segments[row, : len(source)] = 1
             limits[row] = min(len(source) + self._config.max_extra_length, self._longest)
-        arrays = jax.device_put((inputs, segments, limits), self._sharding)
+        arrays = (sharding.spread(array, self._mesh) for array in (inputs, segments, limits))
         with jax.set_mesh(self._mesh):
             return jax.device_get(self._search(params, *arrays))
 
