@@ -18,7 +18,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 # it. A new module gets its place here.
 ORDER = [
     ["errors", "config", "presets", "experiment", "array_types"],
-    ["data.text", "data.cldr", "data.tokenizer", "data.corpus"],
+    ["data.text", "data.cldr", "data.tfds_source", "data.tokenizer", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],
     ["convert"],

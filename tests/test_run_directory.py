@@ -35,6 +35,7 @@ FREE = {
 
 FIXED = {
     "data.corpus": "cldr",
+    "data.tfds_name": "wmt14_translate/fr-en",
     "data.source_language": "fr",
     "data.target_language": "fr",
     "data.train": ("train", "more"),

@@ -50,20 +50,26 @@ def _check_types(section: object) -> None:
 class DataConfig:
     """Which sentences to train on, and how they become batches."""
 
-    corpus: Literal["files", "cldr"] = "files"
-    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names."""
+    corpus: Literal["files", "cldr", "tfds"] = "files"
+    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names;
+    `tfds`: TensorFlow Datasets, made on first use."""
+    tfds_name: str = ""
+    """Data set of tfds with a text of each language, such as `wmt14_translate/de-en`."""
     directory: str = ""
-    """Folder of the text files, each `<name>.<language>`, plain, `.gz` or `.xz`."""
+    """Folder of the text files, each `<name>.<language>`, plain, `.gz` or `.xz`; or the one in
+    which tfds keeps its data sets, where empty is `~/tensorflow_datasets`."""
     source_language: str = "en"
-    """Language translated from: the ending of the source files."""
+    """Language translated from: the ending of the source files, or the name of tfds."""
     target_language: str = "de"
-    """Language translated into: the ending of the target files."""
+    """Language translated into: the ending of the target files, or the name of tfds."""
     train: tuple[str, ...] = ("train",)
-    """Names of the training files, without the language ending; several are joined."""
+    """Names of the training files, without the language ending, or splits of tfds; several are
+    joined."""
     dev: str = "dev"
-    """Name of the validation files, scored while training."""
+    """Name of the validation files or split, scored while training; `dev` is tfds's `validation`
+    where it has no split `dev`."""
     test: str = "test"
-    """Name of the files that `evaluate` scores, and `train` when it ends; empty is none."""
+    """Name of the files or split that `evaluate` scores, and `train` at its end; empty is none."""
     max_length: int = 256
     """Longest sentence trained on, in tokens with its end mark; also the length of a packed row."""
     max_length_ratio: float = 9.0
@@ -79,6 +85,8 @@ class DataConfig:
         _check_types(self)
         _check(self, self.source_language != "", "source_language", "a language code such as en")
         _check(self, self.target_language != "", "target_language", "a language code such as de")
+        has_name = self.corpus != "tfds" or self.tfds_name != ""
+        _check(self, has_name, "tfds_name", "a data set such as wmt14_translate/de-en")
         _check(self, len(self.train) > 0, "train", "at least one name")
         _check(self, self.max_length >= 2, "max_length", "2 or more")
         _check(self, self.max_length_ratio >= 1, "max_length_ratio", "1 or more")
