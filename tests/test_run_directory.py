@@ -202,3 +202,10 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path, below: str) -> None:
 def test_what_cannot_be_expanded_is_refused(path: str) -> None:
     with pytest.raises(UserError, match=re.escape(path)):
         RunDirectory(path)
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket/run"])
+def test_a_bucket_is_no_folder(path: str) -> None:
+    """As a path it would make a folder named `gs:`."""
+    with pytest.raises(UserError, match=rf"{path}: .* on a disk, local or shared"):
+        RunDirectory(path)

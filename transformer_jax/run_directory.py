@@ -106,6 +106,8 @@ class RunDirectory:
 
 
 def _expanded(path: str) -> Path:
+    if "://" in path:
+        raise UserError(f"{path}: a run's directory must be on a disk, local or shared; mount one")
     expanded = os.path.expanduser(os.path.expandvars(path))
     if expanded.startswith("~") or "$" in expanded:
         raise UserError(f"{path}: no such user or environment variable")
