@@ -20,10 +20,9 @@ from transformer_jax.config import (
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
-    from_json,
-    to_json,
 )
 from transformer_jax.errors import UserError
+from transformer_jax.experiment import from_json, to_json
 
 WHERE = "runs/old/config.json"
 

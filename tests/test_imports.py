@@ -19,7 +19,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 ORDER = [
     ["errors", "config", "presets", "experiment", "array_types"],
     ["distributed"],
-    ["data.text", "data.cldr", "data.tokenizer", "data.corpus"],
+    ["data.text", "data.cldr", "data.tfds_source", "data.tokenizer", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["sharding"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],

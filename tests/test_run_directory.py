@@ -35,6 +35,7 @@ FREE = {
 
 FIXED = {
     "data.corpus": "cldr",
+    "data.tfds_name": "wmt14_translate/fr-en",
     "data.source_language": "fr",
     "data.target_language": "fr",
     "data.train": ("train", "more"),
@@ -201,4 +202,11 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path, below: str) -> None:
 @pytest.mark.parametrize("path", ["$NO_SUCH_VARIABLE/1", "~no_such_user/1"])
 def test_what_cannot_be_expanded_is_refused(path: str) -> None:
     with pytest.raises(UserError, match=re.escape(path)):
+        RunDirectory(path)
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket/run"])
+def test_a_bucket_is_no_folder(path: str) -> None:
+    """As a path it would make a folder named `gs:`."""
+    with pytest.raises(UserError, match=rf"{path}: .* on a disk, local or shared"):
         RunDirectory(path)

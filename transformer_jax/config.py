@@ -4,8 +4,6 @@ The defaults are the paper's base model (table 3) on the WMT14 en-de batch size.
 checked on construction, so a `Config` that exists is a valid one.
 """
 
-import dataclasses
-import json
 import sys
 import typing
 from dataclasses import dataclass, field
@@ -36,7 +34,7 @@ def _check_types(section: object) -> None:
             choices = typing.get_args(hint)
             _check(section, value in choices, name, " or ".join(map(repr, choices)))
         elif hint == tuple[str, ...]:
-            valid = isinstance(value, tuple) and all(map(_is_text, value))
+            valid = isinstance(value, tuple) and all(isinstance(text, str) for text in value)
             _check(section, valid, name, _KINDS[hint])
         else:
             accepted = (int, float) if hint is float else hint
@@ -50,20 +48,26 @@ def _check_types(section: object) -> None:
 class DataConfig:
     """Which sentences to train on, and how they become batches."""
 
-    corpus: Literal["files", "cldr"] = "files"
-    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names."""
+    corpus: Literal["files", "cldr", "tfds"] = "files"
+    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names;
+    `tfds`: TensorFlow Datasets, made on first use."""
+    tfds_name: str = ""
+    """Data set of tfds with a text of each language, such as `wmt14_translate/de-en`."""
     directory: str = ""
-    """Folder of the text files, each `<name>.<language>`, plain, `.gz` or `.xz`."""
+    """Folder of the text files, each `<name>.<language>`, plain, `.gz` or `.xz`; or the one in
+    which tfds keeps its data sets, where empty is `~/tensorflow_datasets`."""
     source_language: str = "en"
-    """Language translated from: the ending of the source files."""
+    """Language translated from: the ending of the source files, or the name of tfds."""
     target_language: str = "de"
-    """Language translated into: the ending of the target files."""
+    """Language translated into: the ending of the target files, or the name of tfds."""
     train: tuple[str, ...] = ("train",)
-    """Names of the training files, without the language ending; several are joined."""
+    """Names of the training files, without the language ending, or splits of tfds; several are
+    joined."""
     dev: str = "dev"
-    """Name of the validation files, scored while training."""
+    """Name of the validation files or split, scored while training; `dev` is tfds's `validation`
+    where it has no split `dev`."""
     test: str = "test"
-    """Name of the files that `evaluate` scores, and `train` when it ends; empty is none."""
+    """Name of the files or split that `evaluate` scores, and `train` at its end; empty is none."""
     max_length: int = 256
     """Longest sentence trained on, in tokens with its end mark; also the length of a packed row."""
     max_length_ratio: float = 9.0
@@ -79,6 +83,8 @@ class DataConfig:
         _check_types(self)
         _check(self, self.source_language != "", "source_language", "a language code such as en")
         _check(self, self.target_language != "", "target_language", "a language code such as de")
+        has_name = self.corpus != "tfds" or self.tfds_name != ""
+        _check(self, has_name, "tfds_name", "a data set such as wmt14_translate/de-en")
         _check(self, len(self.train) > 0, "train", "at least one name")
         _check(self, self.max_length >= 2, "max_length", "2 or more")
         _check(self, self.max_length_ratio >= 1, "max_length_ratio", "1 or more")
@@ -391,54 +397,3 @@ class Config:
         fits = self.data.max_length <= self.model.longest
         longest = f"at least data.max_length = {self.data.max_length} with learned positions"
         _check(self.model, fits, "max_positions", longest)
-
-
-def to_json(config: Config) -> str:
-    """The configuration as indented JSON text, one field a line."""
-    return json.dumps(dataclasses.asdict(config), indent=2, ensure_ascii=False) + "\n"
-
-
-def from_json(text: str, where: str) -> Config:
-    """The configuration that `to_json` wrote.
-
-    Raises UserError, naming `where`, for JSON that is broken, an unknown field, or a value of
-    the wrong type.
-    """
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}, line {error.lineno}: not JSON ({error.msg})") from None
-    return _build(Config, values, where, "")
-
-
-def _build(cls: type, values: object, where: str, section: str) -> typing.Any:
-    if not isinstance(values, dict):
-        raise UserError(f"{where}: {section or 'the file'} must be an object of named values")
-    hints = typing.get_type_hints(cls)
-    built = {}
-    for name, value in values.items():
-        path = f"{section}.{name}" if section else name
-        if name not in hints:
-            raise UserError(f"{where}: unknown field {path}; known here: {', '.join(hints)}")
-        hint = hints[name]
-        if dataclasses.is_dataclass(hint):
-            built[name] = _build(hint, value, where, path)
-        else:
-            built[name] = _from_json_value(hint, value)
-    try:
-        return cls(**built)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def _from_json_value(hint: typing.Any, value: typing.Any) -> typing.Any:
-    """Undoes what JSON does to tuples and to whole floats; the section checks the rest."""
-    if hint == tuple[str, ...] and isinstance(value, list) and all(map(_is_text, value)):
-        return tuple(value)
-    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
-        return float(value)
-    return value
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

@@ -1,8 +1,12 @@
-"""Experiment files: Python that makes a configuration."""
+"""Configurations in files: an experiment in Python, and the JSON that a run keeps."""
 
+import dataclasses
 import importlib.util
 import inspect
+import json
+import sys
 import traceback
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +65,50 @@ def _split_variant(name: str) -> tuple[str, list[str]]:
     if not colon or Path(name).expanduser().is_file():
         return name, []
     return path, [variant]
+
+
+def to_json(config: Config) -> str:
+    """The configuration as indented JSON text, one field a line."""
+    return json.dumps(dataclasses.asdict(config), indent=2, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str, where: str) -> Config:
+    """The configuration that `to_json` wrote.
+
+    Raises UserError, naming `where`, for JSON that is broken, an unknown field, or a value of
+    the wrong type.
+    """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}, line {error.lineno}: not JSON ({error.msg})") from None
+    return _build(Config, values, where, "")
+
+
+def _build(cls: type, values: object, where: str, section: str) -> typing.Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: {section or 'the file'} must be an object of named values")
+    hints = typing.get_type_hints(cls)
+    built = {}
+    for name, value in values.items():
+        path = f"{section}.{name}" if section else name
+        if name not in hints:
+            raise UserError(f"{where}: unknown field {path}; known here: {', '.join(hints)}")
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            built[name] = _build(hint, value, where, path)
+        else:
+            built[name] = _from_json_value(hint, value)
+    try:
+        return cls(**built)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _from_json_value(hint: typing.Any, value: typing.Any) -> typing.Any:
+    """Undoes what JSON does to tuples and to whole floats; the section checks the rest."""
+    if hint == tuple[str, ...] and isinstance(value, list):
+        return tuple(value) if all(isinstance(text, str) for text in value) else value
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    return value

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_jax.config import Config, from_json, to_json
+from transformer_jax.config import Config
 from transformer_jax.data.text import atomic_writer
 from transformer_jax.errors import UserError
+from transformer_jax.experiment import from_json, to_json
 
 FREE_TO_CHANGE = (
     "run_directory",
@@ -110,6 +111,8 @@ class RunDirectory:
 
 
 def _expanded(path: str) -> Path:
+    if "://" in path:
+        raise UserError(f"{path}: a run's directory must be on a disk, local or shared; mount one")
     expanded = os.path.expanduser(os.path.expandvars(path))
     if expanded.startswith("~") or "$" in expanded:
         raise UserError(f"{path}: no such user or environment variable")

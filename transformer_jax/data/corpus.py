@@ -37,16 +37,20 @@ def read_split(config: DataConfig, split: Literal["train", "dev", "test"]) -> It
     """The (source, target) sentences of a split, in the order of the files.
 
     All files are looked for and their lines counted in this call, before the first pair is asked
-    for. Raises UserError as `text.find_file` and `text.read_pairs` do.
+    for. Raises UserError as `text.find_file`, `text.read_pairs` and `tfds_source.read_tfds` do.
     """
     if config.corpus == "cldr":
         from transformer_jax.data.cldr import build_corpus
 
         pairs = build_corpus(config.source_language, config.target_language)[split]
         return ((clean_line(source), clean_line(target)) for source, target in pairs)
+    names = {"train": config.train, "dev": (config.dev,), "test": (config.test,)}[split]
+    if config.corpus == "tfds":
+        from transformer_jax.data.tfds_source import read_tfds
+
+        return read_tfds(config, names)
     if not config.directory:
         raise UserError("data.directory is empty: give the folder of the text, --data.directory")
-    names = {"train": config.train, "dev": (config.dev,), "test": (config.test,)}[split]
     files = [
         read_pairs(
             find_file(config.directory, name, config.source_language),
