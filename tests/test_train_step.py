@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import make_batch, mesh_of, random_pairs, small_model
-from jax.sharding import PartitionSpec
 
 from transformer_jax import sharding
-from transformer_jax.config import MeshConfig, TrainConfig
-from transformer_jax.errors import UserError
+from transformer_jax.config import TrainConfig
+from transformer_jax.model.transformer import stack_layers, unstack_layers
 from transformer_jax.optimizer import learning_rate
-from transformer_jax.train_step import abstract_params, init_state, make_eval_step, make_train_step
+from transformer_jax.train_step import batch_loss, init_state, make_eval_step, make_train_step
 
 
 def small_config(**model):
@@ -42,8 +41,9 @@ def run(config, mesh, batch, steps=3, micro_batches=1, state=None):
         out_shardings=(shardings, None),
     )
     batch = jax.device_put(batch, where)
-    for _ in range(steps):
-        state, metrics = step(state, batch)
+    with jax.set_mesh(mesh):
+        for _ in range(steps):
+            state, metrics = step(state, batch)
     return jax.device_get(state), jax.device_get(metrics)
 
 
@@ -71,6 +71,108 @@ def test_the_mesh_changes_nothing_dropout_included(shape):
     one = run(config, builders.one_device(), BATCH)
     many = run(config, mesh_of(*shape), BATCH)
     assert_same(one, many, atol=1e-4)
+
+
+LAYOUTS = [
+    ((2, 1, 1), 1),
+    ((1, 4, 1), 1),
+    ((2, 2, 2), 1),
+    ((1, 1, 8), 1),
+    ((1, 1, 1), 4),
+    ((2, 2, 2), 2),
+]
+
+
+@pytest.fixture(scope="module")
+def twenty_updates():
+    """On one device, all at once."""
+    return run(for_eight_devices(), builders.one_device(), BATCH, steps=20)
+
+
+def for_eight_devices():
+    """Sizes that eight devices divide; steps small enough that rounding does not grow."""
+    config = small_config(num_heads=8)
+    slow = dataclasses.replace(config.optimizer, learning_rate_scale=0.1)
+    return dataclasses.replace(config, optimizer=slow)
+
+
+@pytest.mark.parametrize(("shape", "micro_batches"), LAYOUTS)
+def test_twenty_updates_give_the_same_weights_on_any_mesh_in_any_parts(
+    twenty_updates, shape, micro_batches
+):
+    many = run(for_eight_devices(), mesh_of(*shape), BATCH, 20, micro_batches)
+    assert_same(twenty_updates, many, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_chunks", [3, 28])
+def test_the_loss_in_chunks_is_that_of_all_at_once(num_chunks):
+    """Also where a row does not divide into them."""
+    config = small_config()
+    chunked = dataclasses.replace(
+        config, loss=dataclasses.replace(config.loss, num_chunks=num_chunks)
+    )
+    state, metrics = run(config, builders.one_device(), BATCH)
+    other_state, other = run(chunked, builders.one_device(), BATCH)
+    np.testing.assert_allclose(tuple(other.sums), tuple(metrics.sums), rtol=1e-6)
+    assert_same((state, metrics), (other_state, other), atol=1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+def test_what_is_computed_again_and_how_layers_are_stacked_changes_nothing(remat, scan_layers):
+    if (remat, scan_layers) == ("none", False):
+        return  # what the others are compared with
+    plain = builders.small_config(num_layers=3, norm="pre")
+    changed = builders.small_config(num_layers=3, norm="pre", remat=remat, scan_layers=scan_layers)
+    params = builders.small_params(plain)
+
+    def loss(config):
+        def of(params):
+            return batch_loss(config, small_model(config), params, BATCH, None).loss
+
+        return jax.jit(jax.value_and_grad(of))
+
+    expected, gradients = loss(plain)(params)
+    own = stack_layers(params) if scan_layers else params
+    shapes = builders.small_params(changed)
+    assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, shapes)
+    found, own_gradients = loss(changed)(own)
+    if scan_layers:
+        own_gradients = unstack_layers(own_gradients)
+        jax.tree.map(np.testing.assert_array_equal, unstack_layers(own), params)
+    assert found == pytest.approx(float(expected), rel=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        own_gradients,
+        gradients,
+    )
+
+
+def peak_memory(config):
+    """Bytes of temporaries of a step on long rows, by the compiler's count."""
+    model, mesh = small_model(config), builders.one_device()
+    state, _ = init_state(config, model, mesh)
+    batch = {name: jnp.zeros((8, 256), jnp.int32) for name in BATCH}
+    compiled = jax.jit(make_train_step(config, model)).lower(state, batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_is_saved_by_computing_again_and_in_parts():
+    # Scanned, as the compiler for CPUs undoes the computing again of layers one by one.
+    sizes = {"num_layers": 6, "d_ff": 256, "scan_layers": True}
+    plain = builders.small_config(**sizes)
+    again = builders.small_config(**sizes, remat="full")
+    chunked = dataclasses.replace(again, loss=dataclasses.replace(again.loss, num_chunks=8))
+    parts = dataclasses.replace(plain, train=TrainConfig(num_micro_batches=8))
+    usage = [peak_memory(config) for config in (plain, again, parts)]
+    assert usage[1] < 0.7 * usage[0]
+    assert usage[2] < 0.3 * usage[0]
+    wide = [
+        dataclasses.replace(c, model=dataclasses.replace(c.model, vocab_multiple=4096))
+        for c in (again, chunked)
+    ]
+    usage = [peak_memory(config) for config in wide]
+    assert usage[1] < 0.5 * usage[0]
 
 
 def test_the_update_is_that_of_the_mean_loss_per_token():
@@ -144,38 +246,6 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     )
 
 
-def test_weights_and_optimizer_are_sharded_by_the_table():
-    """Real shardings, not only that it runs; the optimizer's as those of its weights."""
-    config = small_config()
-    mesh = mesh_of(fsdp=2, tensor=2)
-    model = dataclasses.replace(small_model(config), vocab_size=24)
-    state, _ = init_state(config, model, mesh)
-    layer = state.params["decoder_layers_0"]
-    expected = {
-        ("fsdp", "tensor", None): layer["self_attention"]["query"]["kernel"],
-        ("tensor", None, "fsdp"): layer["cross_attention"]["output"]["kernel"],
-        ("fsdp", "tensor"): layer["feed_forward"]["inner"]["kernel"],
-        ("tensor", "fsdp"): layer["feed_forward"]["outer"]["kernel"],
-        ("tensor",): layer["feed_forward"]["inner"]["bias"],
-    }
-    for spec, array in expected.items():
-        whole = jax.sharding.NamedSharding(mesh, PartitionSpec(*spec))
-        assert array.sharding.is_equivalent_to(whole, array.ndim), spec
-        local = array.addressable_shards[0].data
-        assert local.size == array.size // (2 if len(spec) == 1 else 4)
-    embedding = state.params["embedding"]["embedding"]
-    assert embedding.addressable_shards[0].data.shape == (12, 8)
-    moments = state.opt_state[1]
-    for moment in (moments.mu, moments.nu):
-        jax.tree.map(
-            lambda m, p: m.sharding.is_equivalent_to(p.sharding, p.ndim) or pytest.fail(),
-            moment,
-            state.params,
-        )
-    abstract = abstract_params(model, mesh)
-    jax.tree.map(lambda a, p: a.sharding == p.sharding or pytest.fail(), abstract, state.params)
-
-
 def test_eval_step_is_the_loss_without_dropout():
     config = small_config(dropout_rate=0.5)
     params = builders.small_params(config)
@@ -189,13 +259,3 @@ def test_eval_step_is_the_loss_without_dropout():
     np.testing.assert_allclose(sums, np.sum(parts, axis=0), rtol=1e-5)
     _, metrics = run(small_config(), builders.one_device(), BATCH, steps=1)
     assert sums.loss == pytest.approx(metrics.sums.loss, rel=1e-5)
-
-
-def test_mesh_sizes_that_do_not_fit_the_devices_are_refused():
-    count = jax.device_count()
-    assert sharding.make_mesh(MeshConfig()).shape == {"data": count, "fsdp": 1, "tensor": 1}
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1))
-    assert mesh.shape == {"data": 1, "fsdp": count, "tensor": 1}
-    for wrong in (MeshConfig(data=count + 1), MeshConfig(fsdp=count * 2), MeshConfig(tensor=3)):
-        with pytest.raises(UserError, match=f"{count} devices"):
-            sharding.make_mesh(wrong)

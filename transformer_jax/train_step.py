@@ -92,7 +92,7 @@ def make_train_step(
 
     def gradients(params: Params, batch: Batch, key: Key) -> tuple[Params, LossSums]:
         def loss(params: Params) -> tuple[Scalar, LossSums]:
-            sums = _loss_sums(config, model, params, batch, key)
+            sums = batch_loss(config, model, params, batch, key)
             return sums.loss, sums
 
         return jax.grad(loss, has_aux=True)(params)
@@ -134,15 +134,15 @@ def make_eval_step(config: Config, model: Transformer) -> Callable[[Params, Batc
     """The loss without dropout, as sums over the batch."""
 
     def eval_step(params: Params, batch: Batch) -> LossSums:
-        return _loss_sums(config, model, params, batch, None)
+        return batch_loss(config, model, params, batch, None)
 
     return eval_step
 
 
-def _loss_sums(
+def batch_loss(
     config: Config, model: Transformer, params: Params, batch: Batch, key: Key | None
 ) -> LossSums:
-    """With dropout where there is a key."""
+    """The sums of the loss over a batch, with dropout where there is a key."""
     variables, rngs = {"params": params}, None if key is None else {"dropout": key}
     x = model.apply(variables, batch, key is None, rngs=rngs, method="decode")
     return chunked_loss_sums(
