@@ -125,7 +125,7 @@ def test_batches_neighbours_order_and_devices_change_no_translation(
 def test_a_bucket_of_another_length_changes_no_translation(model, tokenizer, alone, monkeypatch):
     """Every padded length from the sentence's own on."""
     for length in (32, 48, 128):
-        monkeypatch.setattr("transformer_jax.translate._padded_length", lambda _, to=length: to)
+        monkeypatch.setattr("transformer_jax.translate.padded_length", lambda _, to=length: to)
         for sentence, translation in zip(
             SENTENCES, translate(model, tokenizer, SENTENCES), strict=True
         ):
