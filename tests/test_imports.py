@@ -18,7 +18,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 # it. A new module gets its place here.
 ORDER = [
     ["errors", "config", "presets", "experiment", "array_types"],
-    ["distributed"],
+    ["distributed", "chips", "hlo"],
     ["data.text", "data.cldr", "data.tfds_source", "data.tokenizer", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["sharding"],
@@ -31,7 +31,7 @@ ORDER = [
     ["decode"],
     ["translate", "evaluate"],
     ["prepare", "load"],
-    ["train"],
+    ["train", "compile"],
     ["__main__"],
 ]
 
@@ -198,7 +198,7 @@ def test_the_command_line_starts_without_jax(stand_ins: Path) -> None:
     assert not imported & {"jax", "flax", "tensorflow", "torch"}
 
 
-@pytest.mark.parametrize("command", ["", "train", "translate", "evaluate"])
+@pytest.mark.parametrize("command", ["", "train", "translate", "evaluate", "compile"])
 def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
     program = f"""
 from transformer_jax.__main__ import main

@@ -14,7 +14,7 @@ from transformer_jax.config import DecodeConfig, TokenizerConfig
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
-from transformer_jax.translate import Translator, _padded_length
+from transformer_jax.translate import Translator, padded_length
 
 CORPUS = [
     f"the {adjective} {noun} {verb} {place}"
@@ -121,11 +121,11 @@ def test_batches_neighbours_order_buckets_and_devices_change_no_translation(
 ):
     """C03, E09: lines come back in the order given, each as if it were alone."""
 
-    def padded_length(length: int) -> int:
-        return max(length, bucket) if bucket else _padded_length(length)
+    def in_bucket(length: int) -> int:
+        return max(length, bucket) if bucket else padded_length(length)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_jax.translate._padded_length", padded_length)
+        patch.setattr("transformer_jax.translate.padded_length", in_bucket)
         options = {"tokens_per_batch": tokens_per_batch}
         together = translate(model, tokenizer, sentences, devices, **options)
     for sentence, translation in zip(sentences, together, strict=True):

@@ -1,4 +1,4 @@
-"""The command line: train, translate, evaluate."""
+"""The command line: train, translate, evaluate, compile."""
 
 import json
 import os
@@ -6,9 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from transformer_jax.config import Config, DecodeConfig, DistributedConfig
 from transformer_jax.errors import UserError
@@ -26,6 +26,7 @@ USAGE = """usage: transformer-jax COMMAND ...
   train EXPERIMENT [--section.field VALUE ...]   train, or go on with, an experiment file
   translate RUN [options]                        translate lines of text
   evaluate RUN [options]                         translate a test set and score it
+  compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there
 
 COMMAND --help lists the options of a command."""
 
@@ -66,10 +67,28 @@ class EvaluateOptions:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
+@dataclass(frozen=True)
+class CompileOptions(Config):
+    """Compiles an experiment for devices that need not be there, and prints what they would need.
+
+    Times are the compiler's estimates, not measurements.
+    """
+
+    topology: str = ""
+    """`v4:2x2x1`, `v5e:4x4`, `v5p:2x2x1`, `v6e:4x4`, `tpu7x:2x2x1`, of any size; or `cpu:8`."""
+    what: Literal["train", "decode"] = "train"
+    """`train`: an update of the largest batch; `decode`: the beam search of a batch."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status: 0, 2 for a user's mistake, 128 + a signal."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    commands = {"train": train, "translate": translate, "evaluate": evaluate}
+    commands = {
+        "train": train,
+        "translate": translate,
+        "evaluate": evaluate,
+        "compile": compile_program,
+    }
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -200,6 +219,25 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def compile_program(arguments: list[str]) -> int:
+    """Compiles an experiment for a topology; see `CompileOptions`."""
+    path, rest = _split_first(arguments, "compile EXPERIMENT")
+    config = load_experiment(path) if path else Config()
+    default = CompileOptions(**{one.name: getattr(config, one.name) for one in fields(config)})
+    options = _parse("compile", default, rest)
+    if not options.topology:
+        raise UserError("give --topology, such as v5e:4x4, v5p:2x2x1 or cpu:8")
+    _look_for_no_tpu()
+
+    from transformer_jax.compile import compile_for, describe, to_json
+
+    report = compile_for(options, options.topology, options.what)
+    for line in describe(report):
+        _say(line)
+    print(json.dumps(to_json(report)))
+    return 0
+
+
 def _split_first(arguments: list[str], usage: str) -> tuple[str, list[str]]:
     """The first argument, a path, and the options; no path where help is asked for."""
     if any(argument in ("-h", "--help") for argument in arguments[:1]):
@@ -227,6 +265,16 @@ def _say(text: str) -> None:
     """Tells the user; of several processes, which JAX has joined, the first one does."""
     if "jax" not in sys.modules or sys.modules["jax"].process_index() == 0:
         print(text, file=sys.stderr, flush=True)
+
+
+def _look_for_no_tpu() -> None:
+    """Lets JAX, not yet imported, and the TPU's compiler run on any machine, one with TPUs too."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # do not ask the cloud what this machine is
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # else a lock is left that stops the next one
+    # Only so that it does not complain: they are the topology's, whatever these say.
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
 def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:

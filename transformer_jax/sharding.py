@@ -1,5 +1,7 @@
 """Where arrays live: the mesh, and the table that lays logical axes on it."""
 
+from collections.abc import Sequence
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -32,12 +34,12 @@ SIZES = {
 """What sets the size of a logical axis that may be split."""
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """All devices of the job as a `data` x `fsdp` x `tensor` mesh.
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The devices given, by default all of the job, as a `data` x `fsdp` x `tensor` mesh.
 
     Raises UserError where the sizes do not multiply to the number of devices.
     """
-    num_devices = jax.device_count()
+    num_devices = jax.device_count() if devices is None else len(devices)
     sizes = [config.data, config.fsdp, config.tensor]
     if -1 in sizes:
         given = -sizes[0] * sizes[1] * sizes[2]
@@ -47,7 +49,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"mesh.data {config.data} x mesh.fsdp {config.fsdp} x mesh.tensor {config.tensor} "
             f"does not make {num_devices} devices: change one, or give -1 to one of them"
         )
-    return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    axis_types = (AxisType.Auto,) * 3
+    return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=axis_types, devices=devices)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

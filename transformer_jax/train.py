@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -17,14 +16,19 @@ from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
 from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.config import Config
-from transformer_jax.data.batch_plan import bucket_lengths, num_rows, padded_rows, plan_epoch
+from transformer_jax.data.batch_plan import largest_shape, plan_epoch
 from transformer_jax.data.corpus import TokenStore
 from transformer_jax.data.loader import Cursor, dev_batches, train_batches
 from transformer_jax.errors import UserError
 from transformer_jax.metrics import MetricsLog
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.run_directory import RunDirectory
-from transformer_jax.train_step import init_state, make_eval_step, make_train_step
+from transformer_jax.train_step import (
+    abstract_batch,
+    init_state,
+    jit_train_step,
+    make_eval_step,
+)
 
 
 class Stopped(Exception):
@@ -116,12 +120,7 @@ class Trainer:
         self.step = 0
         self.progress = Progress(corpus_fingerprint=store.fingerprint)
         self._saved_validation = 0
-        self._jitted = jax.jit(
-            make_train_step(config, model),
-            in_shardings=(shardings, sharding.batch_sharding(self.mesh)),
-            out_shardings=(shardings, sharding.replicated(self.mesh)),
-            donate_argnums=0,
-        )
+        self._jitted = jit_train_step(config, model, shardings, self.mesh)
         self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
 
     def resume(self) -> None:
@@ -147,15 +146,7 @@ class Trainer:
 
     def compile_largest(self) -> jax.stages.Compiled:
         """Compiles the step for the batch that needs most memory, before the first update."""
-        lengths = [self.config.data.max_length]
-        if self.config.data.batching == "bucketed":
-            lengths = bucket_lengths(self.config.data.max_length)
-        rows = [
-            padded_rows(num_rows(self.config.data, length), self.row_multiple) for length in lengths
-        ]
-        shapes = zip(rows, lengths, strict=True)
-        # Of shapes with as many tokens the longest rows need the most: attention is quadratic.
-        return self._executable(max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1])))
+        return self._executable(largest_shape(self.config.data, self.row_multiple))
 
     def summary(self) -> list[str]:
         """What will happen, a line each; compiles the largest batch to know its memory."""
@@ -221,9 +212,7 @@ class Trainer:
 
     def _executable(self, shape: tuple[int, int]) -> jax.stages.Compiled:
         if shape not in self._compiled:
-            where = sharding.batch_sharding(self.mesh)
-            struct = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
-            batch = dict.fromkeys(Batch.__annotations__, struct)
+            batch = abstract_batch(shape, self.mesh)
             with jax.set_mesh(self.mesh):
                 self._compiled[shape] = self._jitted.lower(self.state, batch).compile()
         return self._compiled[shape]

@@ -1,7 +1,7 @@
 """One update, as a pure function of the state and the batch."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,33 +45,51 @@ class StepMetrics(NamedTuple):
 
 def init_state(config: Config, model: Transformer, mesh: Mesh) -> tuple[TrainState, TrainState]:
     """A new state, and its shardings; every array is born where it belongs."""
-
-    def boxed_state() -> TrainState:
-        # Made inside, so that no process has to hand the key to another.
-        params_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-        params = _boxed_params(model, params_key)
-        zero = jnp.zeros((), jnp.int32)
-        return TrainState(
-            step=zero,
-            params=params,
-            opt_state=make_optimizer(config.optimizer, config.model.d_model).init(params),
-            key=dropout_key,
-            skipped=zero,
-            skipped_in_a_row=zero,
-        )
-
-    shardings = sharding.state_shardings(jax.eval_shape(boxed_state), mesh)
-    init = jax.jit(lambda: sharding.unbox(boxed_state()), out_shardings=shardings)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(config, model, mesh))
+    # The key is made inside, so that no process has to hand it to another.
+    init = jax.jit(
+        lambda: sharding.unbox(_boxed_state(config, model, jax.random.key(config.train.seed))),
+        out_shardings=shardings,
+    )
     return init(), shardings
+
+
+def abstract_state(config: Config, model: Transformer, mesh: Mesh) -> TrainState:
+    """Shapes and shardings of a state, for compiling an update without making one."""
+    return _abstract(lambda: _boxed_state(config, model, jax.random.key(0)), mesh)
 
 
 def abstract_params(model: Transformer, mesh: Mesh) -> Params:
     """Shapes and shardings of the weights, for reading them from a checkpoint."""
-    boxed = jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0)))
+    return _abstract(lambda: _boxed_params(model, jax.random.key(0)), mesh)
+
+
+def abstract_batch(shape: tuple[int, int], mesh: Mesh) -> Batch:
+    """A batch of so many rows and tokens in a row, as shapes and shardings."""
+    struct = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.batch_sharding(mesh))
+    return dict.fromkeys(Batch.__annotations__, struct)  # type: ignore[return-value]
+
+
+def _abstract(make_boxed: Callable[[], Any], mesh: Mesh):
+    boxed = jax.eval_shape(make_boxed)
     return jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
         sharding.unbox(boxed),
         sharding.state_shardings(boxed, mesh),
+    )
+
+
+def _boxed_state(config: Config, model: Transformer, key: Key) -> TrainState:
+    params_key, dropout_key = jax.random.split(key)
+    params = _boxed_params(model, params_key)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(
+        step=zero,
+        params=params,
+        opt_state=make_optimizer(config.optimizer, config.model.d_model).init(params),
+        key=dropout_key,
+        skipped=zero,
+        skipped_in_a_row=zero,
     )
 
 
@@ -128,6 +146,16 @@ def make_train_step(
         return new_state, metrics
 
     return train_step
+
+
+def jit_train_step(config: Config, model: Transformer, shardings: TrainState, mesh: Mesh):
+    """`make_train_step`, jitted for a mesh; the state given to it is used up."""
+    return jax.jit(
+        make_train_step(config, model),
+        in_shardings=(shardings, sharding.batch_sharding(mesh)),
+        out_shardings=(shardings, sharding.replicated(mesh)),
+        donate_argnums=0,
+    )
 
 
 def make_eval_step(config: Config, model: Transformer) -> Callable[[Params, Batch], LossSums]:

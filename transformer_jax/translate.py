@@ -95,11 +95,9 @@ class Translator:
         """Sources of like length, as (their keys, rows of the batch, tokens of a row)."""
         by_length: dict[int, list[Part]] = {}
         for key in sorted(sources, key=lambda key: len(sources[key])):
-            by_length.setdefault(_padded_length(len(sources[key])), []).append(key)
+            by_length.setdefault(padded_length(len(sources[key])), []).append(key)
         for length, keys in by_length.items():
-            rows = max(self._config.tokens_per_batch // length, 1)
-            rows = min(rows, 2 ** (len(keys) - 1).bit_length())
-            rows = -(-rows // self._num_shards) * self._num_shards
+            rows = batch_rows(self._config, length, len(keys), self._num_shards)
             for start in range(0, len(keys), rows):
                 yield keys[start : start + rows], rows, length
 
@@ -163,6 +161,13 @@ def _join(parts: list[Translation]) -> Translation:
     )
 
 
-def _padded_length(length: int) -> int:
+def batch_rows(config: DecodeConfig, length: int, num_sources: int, num_shards: int) -> int:
+    """Rows of a batch of sources of `length` tokens, so that devices can divide them."""
+    rows = max(config.tokens_per_batch // length, 1)
+    rows = min(rows, 2 ** (num_sources - 1).bit_length())
+    return -(-rows // num_shards) * num_shards
+
+
+def padded_length(length: int) -> int:
     """The next power of two from 16 on: few shapes to compile, for sentences of any length."""
     return max(16, 2 ** (length - 1).bit_length())

@@ -70,6 +70,16 @@ def bucket_lengths(max_length: int) -> list[int]:
     return [*lengths[:-1], max_length]
 
 
+def largest_shape(config: DataConfig, row_multiple: int) -> tuple[int, int]:
+    """Rows and tokens in a row, on each side, of the batch that needs most memory."""
+    packed = config.batching == "packed"
+    lengths = [config.max_length] if packed else bucket_lengths(config.max_length)
+    rows = [padded_rows(num_rows(config, length), row_multiple) for length in lengths]
+    shapes = zip(rows, lengths, strict=True)
+    # Of shapes with as many tokens the longest rows need the most: attention is quadratic.
+    return max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
+
+
 def _plan_packed(source_lengths, target_lengths, config, random, row_multiple) -> EpochPlan:
     rows = _pack(
         source_lengths, target_lengths, random.permutation(len(source_lengths)), config.max_length
