@@ -96,6 +96,14 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, nn.logical_to_mesh_axes(axes, LOGICAL_AXIS_RULES))
 
 
+def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
+    """A weight as a device computes with it: whole along the model dim, which only stores it split.
+
+    Said outright, as the compiler else splits the products instead, in many small ones.
+    """
+    return constrain(weight, *(None if axis == "model" else axis for axis in axes))
+
+
 def unbox(boxed):
     """Drops the logical axes from a tree, which are needed only to make its shardings."""
     return nn.meta.unbox(boxed)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.array_types import Key
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.masks import FORBIDDEN
-from transformer_jax.sharding import constrain
+from transformer_jax.sharding import constrain, gathered
 
 kernel_init = nn.initializers.xavier_uniform()
 
@@ -18,9 +18,14 @@ kernel_init = nn.initializers.xavier_uniform()
 def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str, ...], **options):
     """A linear map whose kernel carries logical axes; computes in `config.dtype`."""
     num_outputs = len(features) if isinstance(features, tuple) else 1
+
+    def multiply(x: jax.Array, kernel: jax.Array, *arguments, **options) -> jax.Array:
+        return jax.lax.dot_general(x, gathered(kernel, *axes), *arguments, **options)
+
     return nn.DenseGeneral(
         features,
         dtype=config.dtype,
+        dot_general=multiply,
         kernel_init=nn.with_logical_partitioning(kernel_init, axes),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-num_outputs:]),
         **options,
@@ -118,19 +123,19 @@ class Embedding(nn.Module):
         positions: Int[Array, "batch len"],
         deterministic: bool,
     ) -> Float[Array, "batch len model"]:
-        d_model = self.config.d_model
-        x = jnp.take(self.embedding, tokens, axis=0) * d_model**0.5
+        embedding = gathered(self.embedding, "vocab", "model")
+        x = jnp.take(embedding, tokens, axis=0) * self.config.d_model**0.5
         if self.config.positions == "learned":
             # A position beyond the table would be NaN; lengths are checked on the host.
             x = x + jnp.take(self.positions, positions, axis=0, mode="fill")
         else:
-            x = x + sinusoid(positions, d_model)
+            x = x + sinusoid(positions, self.config.d_model)
         x = constrain(x.astype(self.config.dtype), "batch", None, "model")
         return self.dropout(x, deterministic)
 
     def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
         """The scores of every row in float32; those beyond the vocabulary can never be chosen."""
-        embedding = self.embedding.astype(self.config.dtype)
+        embedding = gathered(self.embedding, "vocab", "model").astype(self.config.dtype)
         logits = jnp.einsum("blm,vm->blv", x, embedding, preferred_element_type=jnp.float32)
         logits = constrain(logits, "batch", None, "vocab")
         if self.config.output_bias:
