@@ -67,9 +67,8 @@ class StopAfter(StopSignal):
     def __init__(self, trainer: Trainer, step: float) -> None:
         self._trainer, self._step = trainer, step
 
-    @property
-    def number(self) -> int | None:
-        return signal.SIGTERM if self._trainer.step >= self._step else None
+    def requested(self) -> bool:
+        return self._trainer.step >= self._step
 
 
 def train(config: Config, cuts: tuple[int, ...] = (), scores: dict[int, float] | None = None):
@@ -390,7 +389,7 @@ def test_validation_is_exact_to_the_token(
                 batch[name] = np.array([side + filler])
                 batch[f"{name}_positions"] = np.array([[*range(len(side)), *filler]])
                 batch[f"{name}_segments"] = np.array([[1] * len(side) + filler])
-            logits = np.asarray(apply(batch), np.float64)[0, : len(ids[1])]
+            logits = np.asarray(apply(batch), np.float64)[0, : len(ids[1]), :320]  # no filler rows
             log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
             nll -= log_probs[np.arange(len(ids[1])), ids[1]].sum()
             smoothed -= log_probs.mean(axis=-1).sum()
@@ -417,7 +416,8 @@ def test_metrics_of_an_epoch(tmp_path: Path, tiny_config: Callable[..., Config])
         assert line.keys() == {
             *("step", "split", "loss", "perplexity", "learning_rate", "gradient_norm"),
             *("source_tokens_per_second", "target_tokens_per_second", "padding"),
-            "skipped_updates",
+            *("tokens_per_second_per_device", "model_flops_per_second_per_device"),
+            *("input_wait", "skipped_updates"),
         }
         step = line["step"]
         rate = 16**-0.5 * min(step**-0.5, step * 20**-1.5)
@@ -431,6 +431,18 @@ def test_metrics_of_an_epoch(tmp_path: Path, tiny_config: Callable[..., Config])
     # Before the first update the model knows next to nothing of the 320 pieces.
     assert lines[0]["perplexity"] == pytest.approx(320, rel=0.5)
     assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+def test_updates_are_traced_where_that_is_asked_for(
+    tmp_path: Path, tiny_config: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"train.num_steps": 8, "profile.start": 3, "profile.steps": 2}
+    config = tiny_config(tmp_path / "run", changes)
+    train(config)
+    err = capsys.readouterr().err
+    assert "trace of updates 4 to 5 in" in err
+    assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
+    assert "model FLOPs utilisation unknown, as the peak of this device is; time: " in err
 
 
 def test_a_line_of_metrics_is_the_mean_over_its_interval(

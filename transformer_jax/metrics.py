@@ -5,18 +5,39 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import numpy as np
 from tensorboardX import SummaryWriter
 from tqdm.auto import tqdm
 
+from transformer_jax.chips import chip_of
 from transformer_jax.config import TrainConfig
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.train_step import StepMetrics
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Sums over some updates."""
+
+    loss: float = 0.0
+    nll: float = 0.0
+    targets: int = 0
+    sources: int = 0
+    positions: int = 0
+    """Tokens of both sides, padding included."""
+    flops: float = 0.0
+    input_wait: float = 0.0
+    """Seconds."""
+
+    def __add__(self, other: "_Window") -> "_Window":
+        return _Window(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class MetricsLog:
@@ -26,8 +47,16 @@ class MetricsLog:
     never waits for the host.
     """
 
-    def __init__(self, directory: Path, config: TrainConfig, first_step: int):
-        self._config = config
+    def __init__(
+        self,
+        directory: Path,
+        config: TrainConfig,
+        first_step: int,
+        count_flops: Callable[[int, int, int, int], float],
+    ):
+        """`count_flops` gives those of an update from its source and target tokens and lengths."""
+        self._config, self._count_flops = config, count_flops
+        self._chip = chip_of(jax.devices()[0].device_kind)
         self._reports = is_first()
         path = directory / "metrics.jsonl" if self._reports else os.devnull
         self._file = open(path, "a", encoding="utf-8", newline="\n")
@@ -43,7 +72,10 @@ class MetricsLog:
             disable=not self._watched,
             dynamic_ncols=True,
         )
-        self._waiting: tuple[int, StepMetrics, int] | None = None
+        self._waiting: tuple[int, StepMetrics, tuple[int, int]] | None = None
+        self._total = self._window = _Window()
+        self._aside: dict[str, float] = {}
+        self._session_started = time.monotonic()
         self._start_window()
 
     def __enter__(self) -> "MetricsLog":
@@ -54,20 +86,20 @@ class MetricsLog:
         self._file.close()
         self._tensorboard.close()
 
-    def update(self, step: int, metrics: StepMetrics, positions: int) -> None:
-        """Takes the metrics of a step just dispatched; `positions` counts both sides' padding too.
+    def update(self, step: int, metrics: StepMetrics, shape: tuple[int, int]) -> None:
+        """Takes the metrics of a step just dispatched; `shape` is rows and tokens of a row.
 
         Raises UserError where too many updates in a row were not finite.
         """
         self.fetch()
-        self._waiting = (step, metrics, positions)
+        self._waiting = (step, metrics, shape)
         self._bar.update()
 
     def fetch(self) -> None:
         """Waits for the last update given to `update`, and reports where a line is due."""
         if self._waiting is None:
             return
-        step, metrics, positions = self._waiting
+        step, metrics, (rows, length) = self._waiting
         self._waiting = None
         fetched = jax.device_get(metrics)
         if fetched.skipped_in_a_row >= self._config.max_skipped_updates:
@@ -78,33 +110,42 @@ class MetricsLog:
             )
         # A skipped update's loss would turn the mean of the whole window into NaN.
         if fetched.skipped_in_a_row == 0:
-            sums = (fetched.sums.loss, fetched.sums.nll, fetched.sums.tokens)
-            self._sums += np.array([*sums, fetched.source_tokens, positions], np.float64)
+            sums, sources = fetched.sums, int(fetched.source_tokens)
+            self._window += _Window(
+                loss=float(sums.loss),
+                nll=float(sums.nll),
+                targets=int(sums.tokens),
+                sources=sources,
+                positions=2 * rows * length,
+                flops=self._count_flops(sources, int(sums.tokens), length, length),
+            )
         if step % self._config.log_interval == 0:
             self._report(step, fetched)
 
     def _report(self, step: int, last: StepMetrics) -> None:
-        loss, nll, targets, sources, positions = self._sums
-        seconds = time.monotonic() - self._started
+        window, seconds = self._window, time.monotonic() - self._started
         # Not a number where no update of the window was finite.
-        count, positions = targets or math.nan, positions or math.nan
+        count, positions = window.targets or math.nan, window.positions or math.nan
         values = {
-            "loss": loss / count,
-            "perplexity": math.exp(min(nll / count, 700)),
+            "loss": window.loss / count,
+            "perplexity": math.exp(min(window.nll / count, 700)),
             "learning_rate": float(last.learning_rate),
             "gradient_norm": float(last.gradient_norm),
-            "source_tokens_per_second": sources / seconds,
-            "target_tokens_per_second": targets / seconds,
-            "padding": 1 - (sources + targets) / positions,
+            "source_tokens_per_second": window.sources / seconds,
+            "target_tokens_per_second": window.targets / seconds,
+            "padding": 1 - (window.sources + window.targets) / positions,
+            "input_wait": window.input_wait / seconds,
             "skipped_updates": int(last.skipped),
-        }
+        } | self._speed(window, seconds)
         self.write("train", step, values)
         text = (
             f"loss {values['loss']:.3f}  perplexity {values['perplexity']:.2f}  "
             f"lr {values['learning_rate']:.2e}  "
-            f"tokens/s {sources / seconds:,.0f} + {targets / seconds:,.0f}  "
+            f"tokens/s {window.sources / seconds:,.0f} + {window.targets / seconds:,.0f}  "
             f"padding {values['padding']:.1%}"
         )
+        if "model_flops_utilisation" in values:
+            text += f"  MFU {values['model_flops_utilisation']:.1%}"
         if last.skipped:
             text += f"  skipped {last.skipped}"
         if self._watched:
@@ -112,6 +153,51 @@ class MetricsLog:
         else:
             self.print(f"step {step}/{self._config.num_steps}  {text}")
         self._start_window()
+
+    def _speed(self, window: "_Window", seconds: float) -> dict[str, float]:
+        """Tokens of both sides, and model FLOPs (see `chips.model_flops`), a second and device."""
+        devices = jax.device_count()
+        values = {
+            "tokens_per_second_per_device": (window.sources + window.targets) / seconds / devices,
+            "model_flops_per_second_per_device": window.flops / seconds / devices,
+        }
+        if self._chip is not None:
+            share = values["model_flops_per_second_per_device"] / self._chip.peak_flops
+            values["model_flops_utilisation"] = share
+        return values
+
+    def waited(self, seconds: float) -> None:
+        """The next batch was not there for so long."""
+        self._window += _Window(input_wait=seconds)
+
+    @contextmanager
+    def aside(self, what: Literal["evaluation", "saving"]) -> Iterator[None]:
+        """Counts the time of the block as `what`, and not as training."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - start
+            self._aside[what] = self._aside.get(what, 0.0) + seconds
+            self._started += seconds
+
+    def summary(self) -> str:
+        """How fast the session was, and where its time went."""
+        self._total += self._window
+        whole = max(time.monotonic() - self._session_started, 1e-9)
+        spent = {"waiting for input": self._total.input_wait} | self._aside
+        training = whole - sum(self._aside.values())
+        speed = self._speed(self._total, max(training, 1e-9))
+        shares = ", ".join(f"{seconds / whole:.1%} {what}" for what, seconds in spent.items())
+        computing = 1 - sum(spent.values()) / whole
+        utilisation = "model FLOPs utilisation unknown, as the peak of this device is"
+        if "model_flops_utilisation" in speed:
+            utilisation = f"model FLOPs utilisation {speed['model_flops_utilisation']:.1%}"
+        return (
+            f"speed: {speed['tokens_per_second_per_device']:,.0f} tokens/s a device, "
+            f"{speed['model_flops_per_second_per_device'] / 1e12:.3g} TFLOP/s, {utilisation}; "
+            f"time: {computing:.1%} computing, {shares}"
+        )
 
     def write(self, split: str, step: int, values: dict[str, Any]) -> None:
         """Appends to `metrics.jsonl`, null for what is not finite, and to TensorBoard."""
@@ -127,14 +213,7 @@ class MetricsLog:
         if self._reports:
             tqdm.write(text, file=sys.stderr)
 
-    def pause(self) -> float:
-        """Seconds since the window of the throughput began; it goes on after `resume`."""
-        return time.monotonic() - self._started
-
-    def resume(self, elapsed: float) -> None:
-        """Leaves out the time since `pause`: validation is not training."""
-        self._started = time.monotonic() - elapsed
-
     def _start_window(self) -> None:
-        self._sums = np.zeros(5)
+        self._total += self._window
+        self._window = _Window()
         self._started = time.monotonic()

@@ -7,6 +7,7 @@
 | `checkpoints/` | see `checkpoint.py` |
 | `tokens/` | the training and validation pairs as tokens |
 | `metrics.jsonl`, `tensorboard/` | what training reported |
+| `profile/` | the trace that `profile.steps` asked for |
 | `evaluations/`, `evaluations.jsonl` | translations of test sets, and their scores |
 """
 
@@ -53,6 +54,7 @@ class RunDirectory:
         self.tokenizer = self.path / "tokenizer.model"
         self.checkpoints = self.path / "checkpoints"
         self.tokens = self.path / "tokens"
+        self.profile = self.path / "profile"
         self.evaluations = self.path / "evaluations"
         self.results = self.path / "evaluations.jsonl"
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jax.experimental import multihost_utils
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
 from transformer_jax.checkpoint import Checkpoints, Progress
+from transformer_jax.chips import model_flops
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import largest_shape, plan_epoch
 from transformer_jax.data.corpus import TokenStore
@@ -117,6 +119,7 @@ class Trainer:
         self.mesh = sharding.make_mesh(config.mesh)
         self.row_multiple = sharding.num_batch_shards(self.mesh) * config.train.num_micro_batches
         self.state, shardings = init_state(config, model, self.mesh)
+        self._count_flops = partial(model_flops, config.model, model.vocab_size)
         self.step = 0
         self.progress = Progress(corpus_fingerprint=store.fingerprint)
         self._saved_validation = 0
@@ -178,37 +181,69 @@ class Trainer:
         """Trains until the last step, the end of patience or a signal; saves on leaving."""
         config = self.config
         session_start, seconds_before = time.monotonic(), self.progress.seconds
-        with MetricsLog(self.run.path, config.train, self.step) as log, stop.listening():
+        log = MetricsLog(self.run.path, config.train, self.step, self._count_flops)
+        with log, stop.listening(), self._trace() as trace:
             try:
                 self._validate(evaluations, log)
-                for cursor, batch in self._batches():
+                for cursor, batch in self._batches(log):
                     if stop.requested() or self._is_over():
                         break
+                    trace(self.step, log)
                     self._update(batch, log)
                     self.progress.epoch, self.progress.batch = cursor
                     self.progress.seconds = seconds_before + time.monotonic() - session_start
                     self._validate(evaluations, log)
                     if self.step % config.checkpoint.interval == 0:
-                        self._save()
+                        with log.aside("saving"):
+                            self._save()
             except Stopped:
                 pass
             log.fetch()
-            self._save()
-            self.checkpoints.wait()
+            with log.aside("saving"):
+                self._save()
+                self.checkpoints.wait()
+            log.print(log.summary())
 
-    def _batches(self) -> Iterator[tuple[Cursor, Batch]]:
+    def _batches(self, log: MetricsLog) -> Iterator[tuple[Cursor, Batch]]:
         start = Cursor(self.progress.epoch, self.progress.batch)
         shard = sharding.process_shard(self.mesh)
         data, seed = self.config.data, self.config.train.seed
         batches = train_batches(self.store, data, seed, self.row_multiple, start, shard)
-        for cursor, rows in batches:
+        while True:
+            asked = time.monotonic()
+            cursor, rows = next(batches)
+            log.waited(time.monotonic() - asked)
             yield cursor, sharding.to_global(rows, self.mesh)
+
+    @contextmanager
+    def _trace(self) -> Iterator[Callable[[int, MetricsLog], None]]:
+        """Called before every update: traces those that the configuration asks for."""
+        start, steps = self.config.profile.start, self.config.profile.steps
+        tracing = False
+
+        def trace(step: int, log: MetricsLog) -> None:
+            nonlocal tracing
+            if steps and step == start and not tracing:
+                log.fetch()
+                jax.profiler.start_trace(str(self.run.profile))
+                tracing = True
+            elif tracing and step >= start + steps:
+                log.fetch()
+                jax.profiler.stop_trace()
+                tracing = False
+                log.print(f"trace of updates {start + 1} to {step} in {self.run.profile}")
+
+        try:
+            yield trace
+        finally:
+            if tracing:
+                jax.profiler.stop_trace()
 
     def _update(self, batch: Batch, log: MetricsLog) -> None:
         shape = batch["inputs"].shape
         self.state, metrics = self._executable(shape)(self.state, batch)
         self.step += 1
-        log.update(self.step, metrics, 2 * shape[0] * shape[1])
+        log.update(self.step, metrics, shape)
 
     def _executable(self, shape: tuple[int, int]) -> jax.stages.Compiled:
         if shape not in self._compiled:
@@ -223,16 +258,16 @@ class Trainer:
         if not due or self.progress.validated_step == self.step:
             return
         log.fetch()
-        paused = log.pause()
-        results = [e.evaluate(self.state.params, self.step) for e in due]
-        log.resume(paused)
+        with log.aside("evaluation"):
+            results = [e.evaluate(self.state.params, self.step) for e in due]
         self.progress.validated_step = self.step
         for evaluation, scores in zip(due, results, strict=True):
             log.write("dev", self.step, scores)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
             log.print(f"step {self.step}: dev {shown}")
             if evaluation.score:
-                self._rank(scores[evaluation.score])
+                with log.aside("saving"):
+                    self._rank(scores[evaluation.score])
 
     def _rank(self, score: float) -> None:
         progress = self.progress
