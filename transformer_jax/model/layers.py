@@ -18,6 +18,7 @@ kernel_init = nn.initializers.xavier_uniform()
 def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str, ...], **options):
     """A linear map whose kernel carries logical axes; computes in `config.dtype`."""
     num_outputs = len(features) if isinstance(features, tuple) else 1
+    bias_axes = tuple(None if axis == "model" else axis for axis in axes[-num_outputs:])
 
     def multiply(x: jax.Array, kernel: jax.Array, *arguments, **options) -> jax.Array:
         return jax.lax.dot_general(x, gathered(kernel, *axes), *arguments, **options)
@@ -27,7 +28,7 @@ def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str,
         dtype=config.dtype,
         dot_general=multiply,
         kernel_init=nn.with_logical_partitioning(kernel_init, axes),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-num_outputs:]),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, bias_axes),
         **options,
     )
 
@@ -37,8 +38,9 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
     return nn.LayerNorm(
         epsilon=config.layer_norm_epsilon,
         dtype=config.dtype,
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("model",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("model",)),
+        # Too small to be worth splitting.
+        scale_init=nn.with_logical_partitioning(nn.initializers.ones, (None,)),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, (None,)),
     )
 
 
