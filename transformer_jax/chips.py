@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import jax
+
 from transformer_jax.config import ModelConfig
 
 
@@ -55,6 +57,12 @@ def chip_of(device_kind: str) -> Chip | None:
         if device_kind in chip.device_kinds:
             return chip
     return None
+
+
+def has_cudnn_attention(device: jax.Device) -> bool:
+    """Whether cuDNN has its fused attention for a device: NVIDIA GPUs since Ampere, 8.0."""
+    is_nvidia = device.platform == "gpu" and device.device_kind.startswith("NVIDIA")
+    return is_nvidia and float(device.compute_capability) >= 8
 
 
 def model_flops(

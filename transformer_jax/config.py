@@ -27,6 +27,11 @@ def _check(section: object, condition: bool, name: str, requirement: str) -> Non
         raise UserError(f"{path} is {getattr(section, name)!r}: it must be {requirement}")
 
 
+def _check_least(section: object, least: int, *names: str) -> None:
+    for name in names:
+        _check(section, getattr(section, name) >= least, name, f"{least} or more")
+
+
 def _check_types(section: object) -> None:
     for name, hint in typing.get_type_hints(type(section)).items():
         value = getattr(section, name)
@@ -86,15 +91,10 @@ class DataConfig:
         has_name = self.corpus != "tfds" or self.tfds_name != ""
         _check(self, has_name, "tfds_name", "a data set such as wmt14_translate/de-en")
         _check(self, len(self.train) > 0, "train", "at least one name")
-        _check(self, self.max_length >= 2, "max_length", "2 or more")
-        _check(self, self.max_length_ratio >= 1, "max_length_ratio", "1 or more")
-        _check(self, self.prefetch_batches >= 1, "prefetch_batches", "1 or more")
-        _check(
-            self,
-            self.tokens_per_update >= self.max_length,
-            "tokens_per_update",
-            f"at least one row of data.max_length = {self.max_length} tokens",
-        )
+        _check_least(self, 2, "max_length")
+        _check_least(self, 1, "max_length_ratio", "prefetch_batches")
+        row = f"at least one row of data.max_length = {self.max_length} tokens"
+        _check(self, self.tokens_per_update >= self.max_length, "tokens_per_update", row)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _check(self, self.vocab_size > 260, "vocab_size", "above 260 (256 bytes, 4 special pieces)")
-        _check(self, self.max_sentences >= 1, "max_sentences", "1 or more")
+        _check_least(self, 1, "max_sentences")
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,9 @@ class ModelConfig:
     """Rows of the table of learned positions: the longest sentence, in tokens with its end mark."""
     activation: Literal["relu", "swish"] = "relu"
     """Non-linearity of the feed-forward networks; the paper's is relu."""
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    """What computes attention in the full pass, training and encoding: XLA's compiler, or cuDNN's
+    kernel for NVIDIA GPUs; `auto` is cuDNN where it can be. Decoding always takes XLA."""
     attention_bias: bool = False
     """Biases of the attention's linear maps, which other implementations have."""
     output_bias: bool = False
@@ -159,15 +162,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in (
-            "num_layers",
-            "d_model",
-            "d_ff",
-            "num_heads",
-            "max_positions",
-            "vocab_multiple",
-        ):
-            _check(self, getattr(self, name) >= 1, name, "1 or more")
+        _check_least(self, 1, "num_layers", "d_model", "d_ff", "num_heads")
+        _check_least(self, 1, "max_positions", "vocab_multiple")
         for name in ("d_k", "d_v"):
             _check(self, getattr(self, name) >= 0, name, "1 or more, or 0 for d_model / num_heads")
         divisible = self.d_model % self.num_heads == 0 or (self.d_k > 0 and self.d_v > 0)
@@ -176,6 +172,20 @@ class ModelConfig:
         _check(self, self.d_model % 2 == 0, "d_model", "even: sine and cosine come in pairs")
         for name in ("dropout_rate", "attention_dropout_rate", "ff_dropout_rate"):
             _check(self, 0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+        fits = self.attention != "cudnn" or not self.cudnn_obstacle
+        _check(self, fits, "attention", f"'auto' or 'xla' where {self.cudnn_obstacle}")
+
+    @property
+    def cudnn_obstacle(self) -> str:
+        """Why cuDNN cannot compute this attention: it takes bfloat16, no dropout, and one width of
+        all heads, a multiple of 8 up to 128. Empty where it can."""
+        obstacles = {
+            f"model.dtype is {self.dtype!r}": self.dtype != "bfloat16",
+            "there is attention dropout": self.attention_dropout_rate > 0,
+            f"d_k is {self.key_dim} and d_v {self.value_dim}": self.key_dim != self.value_dim,
+            f"d_k is {self.key_dim}": self.key_dim % 8 > 0 or self.key_dim > 128,
+        }
+        return next((text for text, found in obstacles.items() if found), "")
 
     @property
     def key_dim(self) -> int:
@@ -205,7 +215,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _check(self, 0 <= self.label_smoothing < 1, "label_smoothing", "at least 0 and below 1")
-        _check(self, self.num_chunks >= 1, "num_chunks", "1 or more")
+        _check_least(self, 1, "num_chunks")
 
 
 @dataclass(frozen=True)
@@ -228,7 +238,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _check(self, self.learning_rate_scale > 0, "learning_rate_scale", "above 0")
-        _check(self, self.warmup_steps >= 1, "warmup_steps", "1 or more")
+        _check_least(self, 1, "warmup_steps")
         _check(self, 0 <= self.beta1 < 1, "beta1", "at least 0 and below 1")
         _check(self, 0 <= self.beta2 < 1, "beta2", "at least 0 and below 1")
         _check(self, self.epsilon > 0, "epsilon", "above 0")
@@ -249,13 +259,8 @@ class MeshConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         sizes = (self.data, self.fsdp, self.tensor)
-        for name in ("data", "fsdp", "tensor"):
-            _check(
-                self,
-                getattr(self, name) >= 1 or getattr(self, name) == -1,
-                name,
-                "-1, or 1 or more",
-            )
+        for name, size in zip(("data", "fsdp", "tensor"), sizes, strict=True):
+            _check(self, size >= 1 or size == -1, name, "-1, or 1 or more")
         left = ("tensor", "fsdp")[self.tensor != -1]
         _check(self, sizes.count(-1) <= 1, left, "a number, as another axis takes what is left")
 
@@ -277,10 +282,9 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        _check(self, self.num_processes >= 1, "num_processes", "1 or more")
+        _check_least(self, 1, "num_processes", "timeout")
         valid = 0 <= self.process_id < self.num_processes
         _check(self, valid, "process_id", f"from 0 to {self.num_processes - 1}")
-        _check(self, self.timeout >= 1, "timeout", "1 or more")
 
 
 @dataclass(frozen=True)
@@ -294,8 +298,7 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("start", "steps"):
-            _check(self, getattr(self, name) >= 0, name, "0 or more")
+        _check_least(self, 0, "start", "steps")
 
 
 @dataclass(frozen=True)
@@ -321,8 +324,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("num_steps", "num_micro_batches", "max_skipped_updates", "log_interval"):
-            _check(self, getattr(self, name) >= 1, name, "1 or more")
+        names = ("num_steps", "num_micro_batches", "max_skipped_updates", "log_interval")
+        _check_least(self, 1, *names)
         for name in ("dev_loss_interval", "dev_bleu_interval", "patience"):
             _check(self, getattr(self, name) >= 0, name, "0 (off) or more")
         _check(self, 0 <= self.seed < 2**32, "seed", "from 0 to 4294967295")
@@ -341,9 +344,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        _check(self, self.interval >= 1, "interval", "1 or more")
-        _check(self, self.keep_newest >= 1, "keep_newest", "1 or more")
-        _check(self, self.keep_best >= 0, "keep_best", "0 or more")
+        _check_least(self, 1, "interval", "keep_newest")
+        _check_least(self, 0, "keep_best")
 
 
 @dataclass(frozen=True)
@@ -365,12 +367,9 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        _check(self, self.beam_size >= 1, "beam_size", "1 or more")
-        _check(self, self.length_penalty >= 0, "length_penalty", "0 or more")
-        _check(self, self.max_extra_length >= 1, "max_extra_length", "1 or more")
-        _check(self, self.min_length >= 0, "min_length", "0 or more")
-        _check(self, self.max_source_length >= 2, "max_source_length", "2 or more")
-        _check(self, self.tokens_per_batch >= 1, "tokens_per_batch", "1 or more")
+        _check_least(self, 1, "beam_size", "max_extra_length", "tokens_per_batch")
+        _check_least(self, 0, "length_penalty", "min_length")
+        _check_least(self, 2, "max_source_length")
 
 
 @dataclass(frozen=True)

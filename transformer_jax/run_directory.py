@@ -33,6 +33,7 @@ FREE_TO_CHANGE = (
     "distributed.",
     "profile.",
     "model.remat",
+    "model.attention",
     "loss.num_chunks",
     "train.num_steps",
     "train.log_interval",
@@ -42,7 +43,10 @@ FREE_TO_CHANGE = (
     "checkpoint.",
     "decode.",
 )
-"""Fields that may differ when a run goes on: they do not change what an update computes."""
+"""Fields that may differ when a run goes on: they do not change what an update computes.
+
+A name that ends in a dot or an underscore stands for all that begin with it.
+"""
 
 
 class RunDirectory:
@@ -100,7 +104,7 @@ class RunDirectory:
             return
         before, now = flatten(self.load_config()), flatten(config)
         for name, value in now.items():
-            if before.get(name) != value and not name.startswith(FREE_TO_CHANGE):
+            if before.get(name) != value and not _is_free(name):
                 raise UserError(
                     f"{self.path} was begun with {name} = {before.get(name)!r}, not {value!r}: "
                     "go on with the same value, or give another --run-directory"
@@ -110,6 +114,12 @@ class RunDirectory:
         """Writes the resolved configuration, whole or not at all."""
         with atomic_writer(self.config) as file:
             file.write(to_json(config).encode())
+
+
+def _is_free(name: str) -> bool:
+    return name.startswith(tuple(free for free in FREE_TO_CHANGE if free[-1] in "._")) or (
+        name in FREE_TO_CHANGE
+    )
 
 
 def _expanded(path: str) -> Path:

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.chips import has_cudnn_attention
 from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
 from transformer_jax.model.layers import Dropout, dense
 from transformer_jax.sharding import constrain
 
@@ -52,13 +54,51 @@ class Attention(nn.Module):
     ) -> Float[Array, "batch q model"]:
         config = self.config
         queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
-        scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
-        weights = jax.nn.softmax(scores.astype(jnp.float32) + bias).astype(config.dtype)
-        weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
-        heads = jnp.einsum("bhqk,bkhd->bqhd", weights, keys_values.values)
+        if use_cudnn(config, bias.shape[2], bias.shape[3]):
+            heads = _attend_by_cudnn(queries, keys_values, bias)
+        else:
+            scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
+            weights = jax.nn.softmax(scores.astype(jnp.float32) + bias).astype(config.dtype)
+            weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
+            heads = jnp.einsum("bhqk,bkhd->bqhd", weights, keys_values.values)
         axes = ("heads", "head_dim", "model")
         options = {"use_bias": config.attention_bias, "name": "output"}
         return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads)
+
+
+def use_cudnn(config: ModelConfig, query_length: int, key_length: int) -> bool:
+    """Whether cuDNN computes the attention of so many queries, each with its own bias, to keys.
+
+    Lengths are in tokens. Raises UserError where the configuration wants it and it cannot.
+    """
+    if query_length == 1 or config.attention == "xla":
+        return False  # decoding: one row of bias is for all queries, which cuDNN does not take
+    obstacle = config.cudnn_obstacle
+    if not obstacle and (query_length % 2 or key_length % 2):
+        obstacle = f"rows are of {query_length} and {key_length} tokens, not of even numbers"
+    if not obstacle and not all(map(has_cudnn_attention, jax.devices())):
+        obstacle = "there are devices other than NVIDIA GPUs since Ampere"
+    if obstacle and config.attention == "cudnn":
+        raise UserError(f"model.attention is 'cudnn': it must be 'auto' or 'xla' where {obstacle}")
+    return not obstacle
+
+
+def _attend_by_cudnn(
+    queries: Float[Array, "batch q heads head_dim"],
+    keys_values: KeysValues,
+    bias: Float[Array, "batch 1 q k"],
+) -> Float[Array, "batch q heads head_dim"]:
+    """Attention with queries that are scaled already.
+
+    JAX makes cuDNN's bias from a boolean mask. Ours would not do: JAX's authors report NaN from the
+    differences of numbers as low as `masks.FORBIDDEN` (jax pull request 22078), and users from a
+    bias in float32 (jax issue 32242). A row in which all is forbidden is padding, whose output
+    nobody reads: all is allowed to it instead.
+    """
+    allowed = constrain(bias == 0, "batch", None, None, None)
+    allowed |= ~allowed.any(axis=-1, keepdims=True)
+    options = {"mask": allowed, "scale": 1.0, "implementation": "cudnn"}
+    return jax.nn.dot_product_attention(queries, *keys_values, **options)
 
 
 def _to_heads(
