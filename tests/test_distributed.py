@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import DistributedConfig
-from transformer_jax.distributed import check_agreement, join, on_first
+from transformer_jax.distributed import check_agreement, everywhere, join, on_first
 from transformer_jax.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -163,6 +163,19 @@ def test_a_process_alone_agrees_with_itself() -> None:
 
     with pytest.raises(UserError, match="no such file"):
         on_first(fail)
+    assert everywhere(lambda: 3) == 3
+    with pytest.raises(UserError, match="/nowhere: No such file"):
+        everywhere(lambda: open("/nowhere", encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"num_processes": 2}, {"enabled": True}, {"process_id": 1}],
+)
+def test_a_coordinator_without_a_job_to_join_is_refused(given: dict) -> None:
+    """Every process would else train alone, and all would write to one folder."""
+    with pytest.raises(UserError, match=r"distributed\.(coordinator|process_id) is "):
+        DistributedConfig(coordinator="host:1", **given)
 
 
 def test_processes_that_find_no_other_say_so() -> None:

@@ -265,6 +265,7 @@ def test_the_hosts_of_gpus_are_told_of_one_another() -> None:
     (port,) = (port["containerPort"] for port in container["ports"])
     name, replicated = whole["metadata"]["name"], whole["spec"]["replicatedJobs"][0]["name"]
     # JobSet's name of a pod: <job set>-<replicated job>-<job>-<pod>.<job set>.
+    assert options["distributed.enabled"] == ""
     assert options["distributed.coordinator"] == f"{name}-{replicated}-0-0.{name}:{port}"
     variables = {variable["name"]: variable for variable in container["env"]}
     assert options["distributed.num-processes"] == "$(NUM_HOSTS)"

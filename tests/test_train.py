@@ -440,7 +440,7 @@ def test_updates_are_traced_where_that_is_asked_for(
     config = tiny_config(tmp_path / "run", changes)
     train(config)
     err = capsys.readouterr().err
-    assert "trace of updates 4 to 5 in" in err
+    assert "tracing updates 4 to 5 in" in err
     assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
     assert "model FLOPs utilisation unknown, as the peak of this device is; time: " in err
 

@@ -163,13 +163,13 @@ def train(arguments: list[str]) -> int:
 
 def _prepare(config: Config, run: RunDirectory) -> "Prepared":
     """The text of the run as tokens, made by the first process, the same in all."""
-    from transformer_jax.distributed import check_agreement, on_first
+    from transformer_jax.distributed import check_agreement, everywhere, on_first
     from transformer_jax.prepare import load_prepared, prepare
 
     settings = flatten(config)
     check_agreement({n: v for n, v in settings.items() if not n.startswith("distributed.")})
     on_first(lambda: prepare(config, run, _say))
-    text = load_prepared(config, run)
+    text = everywhere(lambda: load_prepared(config, run))
     check_agreement(text.fingerprints())
     return text
 
@@ -181,17 +181,22 @@ def translate(arguments: list[str]) -> int:
     options = _parse("translate", TranslateOptions(decode=config.decode), rest)
 
     from transformer_jax import distributed
-    from transformer_jax.data.text import read_lines, read_stream, write_lines
+    from transformer_jax.data.text import fingerprint, read_lines, read_stream, write_lines
     from transformer_jax.load import load
 
     distributed.join(options.distributed)
     if options.distributed.enabled and options.input == "-":
         raise UserError("of several processes each must read the text: give --input, a file")
-    if options.input == "-":
-        lines = list(read_stream(sys.stdin.buffer, "standard input"))
-    else:
-        lines = list(read_lines(Path(options.input).expanduser()))
+
+    def read() -> list[str]:
+        if options.input == "-":
+            return list(read_stream(sys.stdin.buffer, "standard input"))
+        return list(read_lines(Path(options.input).expanduser()))
+
+    lines = distributed.everywhere(read)
+    distributed.check_agreement({"the text to translate": fingerprint(lines)})
     model = load(run, options.decode, options.step, options.average_last)
+    distributed.check_agreement({"the checkpoint": model.checkpoint})
 
     def translations() -> Iterator[str]:  # begun when the output is open
         for translation in _translate(model, lines):
@@ -324,8 +329,8 @@ def _translate(model: "LoadedModel", lines: Sequence[str]) -> list:
 
 def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -> None:
     from transformer_jax.data.corpus import read_split
-    from transformer_jax.data.text import read_pairs, write_lines
-    from transformer_jax.distributed import is_first
+    from transformer_jax.data.text import fingerprint, read_pairs, write_lines
+    from transformer_jax.distributed import check_agreement, is_first
     from transformer_jax.evaluate import bleu
     from transformer_jax.load import load
 
@@ -345,7 +350,9 @@ def _evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -
         pairs = list(read_split(data, "test"))
     if not pairs:
         raise UserError(f"test set {name}: no sentences to score")
+    check_agreement({"the test set": fingerprint(chain.from_iterable(pairs))})
     model = load(run, options.decode, options.step, options.average_last)
+    check_agreement({"the checkpoint": model.checkpoint})
     start = time.monotonic()
     translations = _translate(model, [source for source, _ in pairs])
     seconds = time.monotonic() - start

@@ -283,8 +283,10 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_least(self, 1, "num_processes", "timeout")
-        valid = 0 <= self.process_id < self.num_processes
-        _check(self, valid, "process_id", f"from 0 to {self.num_processes - 1}")
+        valid = not self.coordinator or (self.enabled and self.num_processes > 1)
+        _check(self, valid, "coordinator", "empty unless several processes are distributed.enabled")
+        exists = 0 <= self.process_id < self.num_processes
+        _check(self, exists, "process_id", f"from 0 to {self.num_processes - 1}")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Several processes as one job: how they join, and how they agree before step 1.
 
 The engine is JAX's own: `jax.distributed`, and the collectives of XLA. Every process runs the same
-program on its own devices; the first one alone writes plain files and talks to the user.
+program on its own devices; the first one alone writes plain files and tells how it goes. What ends
+the job, every process says.
 """
 
 import json
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +15,8 @@ from jax.experimental import multihost_utils
 
 from transformer_jax.config import DistributedConfig
 from transformer_jax.errors import UserError
+
+Result = TypeVar("Result")
 
 
 def join(config: DistributedConfig) -> None:
@@ -45,24 +49,31 @@ def join(config: DistributedConfig) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes plain files and talks to the user."""
+    """Whether this process is the one that writes plain files and tells how it goes."""
     return jax.process_index() == 0
 
 
-def on_first(work: Callable[[], None]) -> None:
-    """Does `work` in the first process while the others wait for its end.
+def everywhere(work: Callable[[], Result]) -> Result:
+    """Does `work` in every process, and waits for all: what fails in one fails in all of them.
 
-    What it raises as UserError is raised in all of them.
+    Raises UserError where `work` raises that, or OSError, in some process.
     """
-    message = ""
-    if is_first():
-        try:
-            work()
-        except UserError as error:
-            message = str(error)
-    message = _gather(message)[0]
-    if message:
-        raise UserError(message)
+    result, message = None, ""
+    try:
+        result = work()
+    except UserError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename or ''}: {error.strerror}"
+    messages = [text for text in _gather(message) if text]
+    if messages:
+        raise UserError(messages[0])
+    return result  # type: ignore[return-value]
+
+
+def on_first(work: Callable[[], object]) -> None:
+    """Does `work` in the first process while the others wait; its failure is that of all."""
+    everywhere(lambda: work() if is_first() else None)
 
 
 def check_agreement(facts: Mapping[str, object]) -> None:

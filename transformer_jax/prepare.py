@@ -1,12 +1,12 @@
 """What happens before step 1: the tokenizer and the token stores of a run."""
 
-import hashlib
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
 from transformer_jax.config import Config
 from transformer_jax.data.corpus import TokenStore, build_store, read_split
+from transformer_jax.data.text import fingerprint
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.run_directory import RunDirectory
@@ -23,11 +23,11 @@ class Prepared(NamedTuple):
 
     def fingerprints(self) -> dict[str, str]:
         """What must be the same in all processes of a job."""
-        dev = "".join(f"{source}\n{target}\n" for source, target in self.dev_pairs)
+        dev = chain.from_iterable(self.dev_pairs)
         return {
             "the fingerprint of the tokenizer": self.tokenizer.fingerprint,
             "the fingerprint of the training corpus": self.train.fingerprint,
-            "the fingerprint of the validation set": hashlib.sha256(dev.encode()).hexdigest(),
+            "the fingerprint of the validation set": fingerprint(dev),
         }
 
 

@@ -21,6 +21,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import largest_shape, plan_epoch
 from transformer_jax.data.corpus import TokenStore
 from transformer_jax.data.loader import Cursor, dev_batches, train_batches
+from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.metrics import MetricsLog
 from transformer_jax.model.transformer import Transformer
@@ -194,6 +195,7 @@ class Trainer:
                     self.progress.seconds = seconds_before + time.monotonic() - session_start
                     self._validate(evaluations, log)
                     if self.step % config.checkpoint.interval == 0:
+                        log.fetch()  # what still computes is not saving
                         with log.aside("saving"):
                             self._save()
             except Stopped:
@@ -217,21 +219,22 @@ class Trainer:
 
     @contextmanager
     def _trace(self) -> Iterator[Callable[[int, MetricsLog], None]]:
-        """Called before every update: traces those that the configuration asks for."""
-        start, steps = self.config.profile.start, self.config.profile.steps
+        """Called before every update: traces, in the first process, those that are asked for."""
+        start = max(self.config.profile.start, self.step)
+        end = start + self.config.profile.steps if is_first() else start
         tracing = False
 
         def trace(step: int, log: MetricsLog) -> None:
             nonlocal tracing
-            if steps and step == start and not tracing:
+            if start <= step < end and not tracing:
                 log.fetch()
                 jax.profiler.start_trace(str(self.run.profile))
                 tracing = True
-            elif tracing and step >= start + steps:
+                log.print(f"tracing updates {start + 1} to {end} in {self.run.profile}")
+            elif tracing and step >= end:
                 log.fetch()
                 jax.profiler.stop_trace()
                 tracing = False
-                log.print(f"trace of updates {start + 1} to {step} in {self.run.profile}")
 
         try:
             yield trace

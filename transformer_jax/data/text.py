@@ -7,6 +7,7 @@ Unicode line separator becomes a space; the rest is put into NFC. So lines in ar
 """
 
 import gzip
+import hashlib
 import io
 import lzma
 import os
@@ -181,3 +182,11 @@ def _unpacked(path: Path, file: io.BufferedReader) -> io.BufferedIOBase:
     if start.startswith(_MAGIC[".xz"]):
         return lzma.LZMAFile(file)
     return file
+
+
+def fingerprint(lines: Iterable[str]) -> str:
+    """SHA-256 of lines, in hexadecimal."""
+    content = hashlib.sha256()
+    for line in lines:
+        content.update(f"{line}\n".encode())
+    return content.hexdigest()
