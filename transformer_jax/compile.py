@@ -30,7 +30,7 @@ from transformer_jax.train_step import (
     abstract_state,
     jit_train_step,
 )
-from transformer_jax.translate import batch_rows, padded_length, search
+from transformer_jax.translate import batch_rows, length_limit, padded_length, search
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3)
 """Those of the tokenizers that `data.tokenizer` trains."""
@@ -209,7 +209,7 @@ def trace_decode(config: Config, mesh: Mesh) -> Work:
     length = padded_length(min(config.data.max_length, config.decode.max_source_length))
     num_shards = sharding.num_batch_shards(mesh)
     rows = batch_rows(config.decode, length, config.decode.tokens_per_batch, num_shards)
-    steps = min(length + config.decode.max_extra_length, config.model.longest)
+    steps = length_limit(config.decode, config.model.longest, length)
     where = sharding.batch_sharding(mesh)
 
     def rows_of(tokens: int) -> jax.ShapeDtypeStruct:

@@ -226,29 +226,32 @@ def _check_copies(left: StateDict, embedding: np.ndarray, positions: Layout) -> 
 
 
 def _linears(config: ModelConfig) -> Iterator[_Linear]:
-    for stack, attentions in _ATTENTIONS.items():
-        for number in range(config.num_layers):
-            name, layer = f"model.{stack}.layers.{number}", f"{stack}_layers_{number}"
-            for theirs, ours in attentions.items():
-                attention, keys_values = f"{ours}_attention", f"{ours}_keys_values"
-                for letter, path in (
-                    ("q", (layer, attention, "query")),
-                    ("k", (layer, keys_values, "key")),
-                    ("v", (layer, keys_values, "value")),
-                ):
-                    yield _Linear(f"{name}.{theirs}.{letter}_proj", path, "model", "heads")
-                output = (layer, attention, "output")
-                yield _Linear(f"{name}.{theirs}.out_proj", output, "heads", "model")
-            yield _Linear(f"{name}.fc1", (layer, "feed_forward", "inner"), "model", "ff")
-            yield _Linear(f"{name}.fc2", (layer, "feed_forward", "outer"), "ff", "model")
+    for name, layer, attentions in _layers(config):
+        for theirs, ours in attentions.items():
+            attention, keys_values = f"{ours}_attention", f"{ours}_keys_values"
+            for letter, path in (
+                ("q", (layer, attention, "query")),
+                ("k", (layer, keys_values, "key")),
+                ("v", (layer, keys_values, "value")),
+            ):
+                yield _Linear(f"{name}.{theirs}.{letter}_proj", path, "model", "heads")
+            output = (layer, attention, "output")
+            yield _Linear(f"{name}.{theirs}.out_proj", output, "heads", "model")
+        yield _Linear(f"{name}.fc1", (layer, "feed_forward", "inner"), "model", "ff")
+        yield _Linear(f"{name}.fc2", (layer, "feed_forward", "outer"), "ff", "model")
 
 
 def _norms(config: ModelConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, layer, attentions in _layers(config):
+        for theirs, ours in (attentions | {"final": "ff"}).items():
+            yield f"{name}.{theirs}_layer_norm", (layer, f"{ours}_residual", "LayerNorm_0")
+
+
+def _layers(config: ModelConfig) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Every layer: its name there, its name here, and its attentions, from there to here."""
     for stack, attentions in _ATTENTIONS.items():
         for number in range(config.num_layers):
-            name, layer = f"model.{stack}.layers.{number}", f"{stack}_layers_{number}"
-            for theirs, ours in (attentions | {"final": "ff"}).items():
-                yield f"{name}.{theirs}_layer_norm", (layer, f"{ours}_residual", "LayerNorm_0")
+            yield f"model.{stack}.layers.{number}", f"{stack}_layers_{number}", attentions
 
 
 def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -66,12 +66,13 @@ def chunked_loss_sums(
     their matrix product once more. Every device has its own rows in all chunks.
     """
 
+    if num_chunks == 1:
+        return loss_sums(make_logits(x), targets, segments, smoothing, vocab_size)
+
     @jax.checkpoint
     def one_chunk(x: Array, targets: Array, segments: Array) -> LossSums:
         return loss_sums(make_logits(x), targets, segments, smoothing, vocab_size)
 
-    if num_chunks == 1:
-        return loss_sums(make_logits(x), targets, segments, smoothing, vocab_size)
     length = -(-targets.shape[1] // num_chunks)
 
     def split(array: Array) -> Array:

@@ -183,11 +183,11 @@ class MetricsLog:
 
     def summary(self) -> str:
         """How fast the session was, and where its time went."""
-        self._total += self._window
+        total = self._total + self._window
         whole = max(time.monotonic() - self._session_started, 1e-9)
-        spent = {"waiting for input": self._total.input_wait} | self._aside
+        spent = {"waiting for input": total.input_wait} | self._aside
         training = whole - sum(self._aside.values())
-        speed = self._speed(self._total, max(training, 1e-9))
+        speed = self._speed(total, max(training, 1e-9))
         shares = ", ".join(f"{seconds / whole:.1%} {what}" for what, seconds in spent.items())
         computing = 1 - sum(spent.values()) / whole
         utilisation = "model FLOPs utilisation unknown, as the peak of this device is"

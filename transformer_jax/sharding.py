@@ -1,6 +1,7 @@
 """Where arrays live: the mesh, and the table that lays logical axes on it."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import flax.linen as nn
 import jax
@@ -109,6 +110,7 @@ def unbox(boxed):
     return nn.meta.unbox(boxed)
 
 
+@cache
 def process_shard(mesh: Mesh) -> Shard:
     """The part of the rows that the devices of this process hold, in `count` equal parts.
 
@@ -125,25 +127,27 @@ def process_shard(mesh: Mesh) -> Shard:
 
 def to_global(batch: Batch, mesh: Mesh) -> Batch:
     """Rows of `process_shard` → the job's sharded batch."""
-    where, shard = batch_sharding(mesh), process_shard(mesh)
-
-    def one(rows: np.ndarray) -> jax.Array:
-        shape = (len(rows) * shard.count, *rows.shape[1:])
-        first = len(rows) * shard.index
-
-        def part(index: tuple[slice, ...]) -> np.ndarray:
-            start, stop, _ = index[0].indices(shape[0])
-            return rows[start - first : stop - first]
-
-        return jax.make_array_from_callback(shape, where, part)
-
-    return {name: one(rows) for name, rows in batch.items()}  # type: ignore[return-value]
+    shard = process_shard(mesh)
+    return {  # type: ignore[return-value]
+        name: _place(rows, len(rows) * shard.index, len(rows) * shard.count, mesh)
+        for name, rows in batch.items()
+    }
 
 
 def spread(array: np.ndarray, mesh: Mesh) -> jax.Array:
     """An array that every process has whole → the job's, its rows split like those of a batch."""
-    where = batch_sharding(mesh)
-    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+    return _place(array, 0, len(array), mesh)
+
+
+def _place(rows: np.ndarray, first: int, num_rows: int, mesh: Mesh) -> jax.Array:
+    """The job's array of `num_rows`, of which this process has those from `first` on."""
+    shape = (num_rows, *rows.shape[1:])
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[0].indices(num_rows)
+        return rows[start - first : stop - first]
+
+    return jax.make_array_from_callback(shape, batch_sharding(mesh), part)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

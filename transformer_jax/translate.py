@@ -108,7 +108,7 @@ class Translator:
         for row, source in enumerate(batch):
             inputs[row, : len(source)] = source
             segments[row, : len(source)] = 1
-            limits[row] = min(len(source) + self._config.max_extra_length, self._longest)
+            limits[row] = length_limit(self._config, self._longest, len(source))
         arrays = (sharding.spread(array, self._mesh) for array in (inputs, segments, limits))
         with jax.set_mesh(self._mesh):
             return jax.device_get(self._search(params, *arrays))
@@ -137,7 +137,7 @@ def search(
         return model.apply(variables, tokens, index, memory, cache, method="decode_step")
 
     batch, length = inputs.shape
-    max_length = min(length + config.max_extra_length, model.config.longest)
+    max_length = length_limit(config, model.config.longest, length)
     return beam_search(
         step,
         empty_cache(model.config, batch, config.beam_size, max_length),
@@ -159,6 +159,11 @@ def _join(parts: list[Translation]) -> Translation:
         finished=all(part.finished for part in parts),
         parts=max(len(parts), 1),
     )
+
+
+def length_limit(config: DecodeConfig, longest: int, source_length: int) -> int:
+    """Tokens of the longest translation of a source, `longest` being the model's positions."""
+    return min(source_length + config.max_extra_length, longest)
 
 
 def batch_rows(config: DecodeConfig, length: int, num_sources: int, num_shards: int) -> int:

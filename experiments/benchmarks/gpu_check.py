@@ -24,9 +24,9 @@ from jax.sharding import Mesh
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
 from transformer_jax.chips import chip_of, has_cudnn_attention, model_flops
+from transformer_jax.compile import SPECIAL
 from transformer_jax.config import Config, DataConfig, DecodeConfig, MeshConfig, TrainConfig
 from transformer_jax.data.text import atomic_writer
-from transformer_jax.decode import SpecialIds
 from transformer_jax.errors import UserError
 from transformer_jax.model.attention import use_cudnn
 from transformer_jax.model.transformer import Transformer
@@ -40,7 +40,6 @@ from transformer_jax.train_step import (
 )
 from transformer_jax.translate import padded_length, search
 
-SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3)
 TOLERANCES = {
     "float32": {"loss": 1e-5, "gradient": 1e-3},
     "bfloat16": {"loss": 5e-3, "gradient": 0.1},
