@@ -17,7 +17,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 # Leftmost first: a module imports from groups before its own, and from its own what stands before
 # it. A new module gets its place here.
 ORDER = [
-    ["errors", "config", "presets", "experiment", "array_types"],
+    ["errors", "config_checks", "config_data", "config", "presets", "experiment", "array_types"],
     ["distributed", "chips", "hlo"],
     ["data.text", "data.cldr", "data.tfds_source", "data.tokenizer", "data.corpus"],
     ["data.batch_plan", "data.loader"],
@@ -32,6 +32,8 @@ ORDER = [
     ["translate", "evaluate"],
     ["prepare", "load"],
     ["train", "compile"],
+    ["commands.shared", "commands.evaluate", "commands.train", "commands.translate"],
+    ["commands.compile"],
     ["__main__"],
 ]
 

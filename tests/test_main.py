@@ -25,7 +25,8 @@ import pytest
 import sacrebleu
 
 from transformer_jax import config as config_module
-from transformer_jax.__main__ import _translate, main
+from transformer_jax.__main__ import main
+from transformer_jax.commands.shared import translate_lines
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
@@ -533,7 +534,7 @@ def test_what_was_cut_and_what_is_empty_is_counted(capsys: pytest.CaptureFixture
             return [Translation(*both) for both in zip(texts, (0.0,) * 4, finished, strict=True)]
 
     model = LoadedModel(Config(), None, Translator(), "step 1", 0.0)
-    _translate(model, ["", "a dog", "a cat", "another"])
+    translate_lines(model, ["", "a dog", "a cat", "another"])
     err = capsys.readouterr().err
     assert "1 of 4 translations reached the longest length allowed" in err
     assert "1 of 4 translations are empty, though their sources are not" in err

@@ -5,111 +5,11 @@ checked on construction, so a `Config` that exists is a valid one.
 """
 
 import sys
-import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from transformer_jax.errors import UserError
-
-_KINDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    tuple[str, ...]: "a list of texts",
-}
-
-
-def _check(section: object, condition: bool, name: str, requirement: str) -> None:
-    if not condition:
-        where = type(section).__name__.removesuffix("Config").lower()
-        path = f"{where}.{name}" if where else name
-        raise UserError(f"{path} is {getattr(section, name)!r}: it must be {requirement}")
-
-
-def _check_least(section: object, least: int, *names: str) -> None:
-    for name in names:
-        _check(section, getattr(section, name) >= least, name, f"{least} or more")
-
-
-def _check_types(section: object) -> None:
-    for name, hint in typing.get_type_hints(type(section)).items():
-        value = getattr(section, name)
-        if typing.get_origin(hint) is Literal:
-            choices = typing.get_args(hint)
-            _check(section, value in choices, name, " or ".join(map(repr, choices)))
-        elif hint == tuple[str, ...]:
-            valid = isinstance(value, tuple) and all(isinstance(text, str) for text in value)
-            _check(section, valid, name, _KINDS[hint])
-        else:
-            accepted = (int, float) if hint is float else hint
-            valid = isinstance(value, accepted) and isinstance(value, bool) == (hint is bool)
-            if hint is float:
-                valid = valid and abs(value) <= sys.float_info.max
-            _check(section, valid, name, _KINDS.get(hint, f"a {hint.__name__}"))
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which sentences to train on, and how they become batches."""
-
-    corpus: Literal["files", "cldr", "tfds"] = "files"
-    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names;
-    `tfds`: TensorFlow Datasets, made on first use."""
-    tfds_name: str = ""
-    """Data set of tfds with a text of each language, such as `wmt14_translate/de-en`."""
-    directory: str = ""
-    """Folder of the text files, each `<name>.<language>`, plain, `.gz` or `.xz`; or the one in
-    which tfds keeps its data sets, where empty is `~/tensorflow_datasets`."""
-    source_language: str = "en"
-    """Language translated from: the ending of the source files, or the name of tfds."""
-    target_language: str = "de"
-    """Language translated into: the ending of the target files, or the name of tfds."""
-    train: tuple[str, ...] = ("train",)
-    """Names of the training files, without the language ending, or splits of tfds; several are
-    joined."""
-    dev: str = "dev"
-    """Name of the validation files or split, scored while training; `dev` is tfds's `validation`
-    where it has no split `dev`."""
-    test: str = "test"
-    """Name of the files or split that `evaluate` scores, and `train` at its end; empty is none."""
-    max_length: int = 256
-    """Longest sentence trained on, in tokens with its end mark; also the length of a packed row."""
-    max_length_ratio: float = 9.0
-    """Pairs whose longer side has more than this many times the tokens of the other are dropped."""
-    batching: Literal["packed", "bucketed"] = "packed"
-    """`packed`: several pairs share a row; `bucketed`: one pair a row, pairs of like length."""
-    tokens_per_update: int = 25_000
-    """Size of the batch of one update in tokens, on each side, padding included (section 5.1)."""
-    prefetch_batches: int = 8
-    """Batches that background threads keep ready."""
-
-    def __post_init__(self) -> None:
-        _check_types(self)
-        _check(self, self.source_language != "", "source_language", "a language code such as en")
-        _check(self, self.target_language != "", "target_language", "a language code such as de")
-        has_name = self.corpus != "tfds" or self.tfds_name != ""
-        _check(self, has_name, "tfds_name", "a data set such as wmt14_translate/de-en")
-        _check(self, len(self.train) > 0, "train", "at least one name")
-        _check_least(self, 2, "max_length")
-        _check_least(self, 1, "max_length_ratio", "prefetch_batches")
-        row = f"at least one row of data.max_length = {self.max_length} tokens"
-        _check(self, self.tokens_per_update >= self.max_length, "tokens_per_update", row)
-
-
-@dataclass(frozen=True)
-class TokenizerConfig:
-    """The shared byte-pair encoding (section 5.1)."""
-
-    vocab_size: int = 37_000
-    """Pieces in the vocabulary that source and target share, special ones included."""
-    max_sentences: int = 10_000_000
-    """Sentences, sampled evenly from both sides, that the tokenizer is trained on."""
-
-    def __post_init__(self) -> None:
-        _check_types(self)
-        _check(self, self.vocab_size > 260, "vocab_size", "above 260 (256 bytes, 4 special pieces)")
-        _check_least(self, 1, "max_sentences")
+from transformer_jax.config_checks import check, check_least, check_types
+from transformer_jax.config_data import DataConfig, TokenizerConfig
 
 
 @dataclass(frozen=True)
@@ -161,19 +61,19 @@ class ModelConfig:
     """Type of the computation; parameters, softmax, statistics and loss stay float32."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_least(self, 1, "num_layers", "d_model", "d_ff", "num_heads")
-        _check_least(self, 1, "max_positions", "vocab_multiple")
+        check_types(self)
+        check_least(self, 1, "num_layers", "d_model", "d_ff", "num_heads")
+        check_least(self, 1, "max_positions", "vocab_multiple")
         for name in ("d_k", "d_v"):
-            _check(self, getattr(self, name) >= 0, name, "1 or more, or 0 for d_model / num_heads")
+            check(self, getattr(self, name) >= 0, name, "1 or more, or 0 for d_model / num_heads")
         divisible = self.d_model % self.num_heads == 0 or (self.d_k > 0 and self.d_v > 0)
-        _check(self, divisible, "d_model", f"a multiple of model.num_heads = {self.num_heads}")
-        _check(self, self.layer_norm_epsilon > 0, "layer_norm_epsilon", "above 0")
-        _check(self, self.d_model % 2 == 0, "d_model", "even: sine and cosine come in pairs")
+        check(self, divisible, "d_model", f"a multiple of model.num_heads = {self.num_heads}")
+        check(self, self.layer_norm_epsilon > 0, "layer_norm_epsilon", "above 0")
+        check(self, self.d_model % 2 == 0, "d_model", "even: sine and cosine come in pairs")
         for name in ("dropout_rate", "attention_dropout_rate", "ff_dropout_rate"):
-            _check(self, 0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
+            check(self, 0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
         fits = self.attention != "cudnn" or not self.cudnn_obstacle
-        _check(self, fits, "attention", f"'auto' or 'xla' where {self.cudnn_obstacle}")
+        check(self, fits, "attention", f"'auto' or 'xla' where {self.cudnn_obstacle}")
 
     @property
     def cudnn_obstacle(self) -> str:
@@ -213,9 +113,9 @@ class LossConfig:
     """Parts of a row that logits are computed in, one after the other, to save memory."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check(self, 0 <= self.label_smoothing < 1, "label_smoothing", "at least 0 and below 1")
-        _check_least(self, 1, "num_chunks")
+        check_types(self)
+        check(self, 0 <= self.label_smoothing < 1, "label_smoothing", "at least 0 and below 1")
+        check_least(self, 1, "num_chunks")
 
 
 @dataclass(frozen=True)
@@ -236,13 +136,13 @@ class OptimizerConfig:
     """Largest global norm of the gradients, which are scaled down to it; 0 is off."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check(self, self.learning_rate_scale > 0, "learning_rate_scale", "above 0")
-        _check_least(self, 1, "warmup_steps")
-        _check(self, 0 <= self.beta1 < 1, "beta1", "at least 0 and below 1")
-        _check(self, 0 <= self.beta2 < 1, "beta2", "at least 0 and below 1")
-        _check(self, self.epsilon > 0, "epsilon", "above 0")
-        _check(self, self.clip_norm >= 0, "clip_norm", "0 (off) or more")
+        check_types(self)
+        check(self, self.learning_rate_scale > 0, "learning_rate_scale", "above 0")
+        check_least(self, 1, "warmup_steps")
+        check(self, 0 <= self.beta1 < 1, "beta1", "at least 0 and below 1")
+        check(self, 0 <= self.beta2 < 1, "beta2", "at least 0 and below 1")
+        check(self, self.epsilon > 0, "epsilon", "above 0")
+        check(self, self.clip_norm >= 0, "clip_norm", "0 (off) or more")
 
 
 @dataclass(frozen=True)
@@ -257,12 +157,12 @@ class MeshConfig:
     """Devices over which heads, feed-forward and vocabulary are split."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         sizes = (self.data, self.fsdp, self.tensor)
         for name, size in zip(("data", "fsdp", "tensor"), sizes, strict=True):
-            _check(self, size >= 1 or size == -1, name, "-1, or 1 or more")
+            check(self, size >= 1 or size == -1, name, "-1, or 1 or more")
         left = ("tensor", "fsdp")[self.tensor != -1]
-        _check(self, sizes.count(-1) <= 1, left, "a number, as another axis takes what is left")
+        check(self, sizes.count(-1) <= 1, left, "a number, as another axis takes what is left")
 
 
 @dataclass(frozen=True)
@@ -281,12 +181,12 @@ class DistributedConfig:
     """Seconds without a sign of another process after which the job ends."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_least(self, 1, "num_processes", "timeout")
+        check_types(self)
+        check_least(self, 1, "num_processes", "timeout")
         valid = not self.coordinator or (self.enabled and self.num_processes > 1)
-        _check(self, valid, "coordinator", "empty unless several processes are distributed.enabled")
+        check(self, valid, "coordinator", "empty unless several processes are distributed.enabled")
         exists = 0 <= self.process_id < self.num_processes
-        _check(self, exists, "process_id", f"from 0 to {self.num_processes - 1}")
+        check(self, exists, "process_id", f"from 0 to {self.num_processes - 1}")
 
 
 @dataclass(frozen=True)
@@ -299,8 +199,8 @@ class ProfileConfig:
     """Updates traced; 0 is none."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_least(self, 0, "start", "steps")
+        check_types(self)
+        check_least(self, 0, "start", "steps")
 
 
 @dataclass(frozen=True)
@@ -325,12 +225,12 @@ class TrainConfig:
     """Validations in a row without a new best score before training stops; 0 is never."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         names = ("num_steps", "num_micro_batches", "max_skipped_updates", "log_interval")
-        _check_least(self, 1, *names)
+        check_least(self, 1, *names)
         for name in ("dev_loss_interval", "dev_bleu_interval", "patience"):
-            _check(self, getattr(self, name) >= 0, name, "0 (off) or more")
-        _check(self, 0 <= self.seed < 2**32, "seed", "from 0 to 4294967295")
+            check(self, getattr(self, name) >= 0, name, "0 (off) or more")
+        check(self, 0 <= self.seed < 2**32, "seed", "from 0 to 4294967295")
 
 
 @dataclass(frozen=True)
@@ -345,9 +245,9 @@ class CheckpointConfig:
     """Checkpoints with the best score on the validation set that are kept besides."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_least(self, 1, "interval", "keep_newest")
-        _check_least(self, 0, "keep_best")
+        check_types(self)
+        check_least(self, 1, "interval", "keep_newest")
+        check_least(self, 0, "keep_best")
 
 
 @dataclass(frozen=True)
@@ -368,10 +268,10 @@ class DecodeConfig:
     """Source tokens, padding included, translated at once."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_least(self, 1, "beam_size", "max_extra_length", "tokens_per_batch")
-        _check_least(self, 0, "length_penalty", "min_length")
-        _check_least(self, 2, "max_source_length")
+        check_types(self)
+        check_least(self, 1, "beam_size", "max_extra_length", "tokens_per_batch")
+        check_least(self, 0, "length_penalty", "min_length")
+        check_least(self, 2, "max_source_length")
 
 
 @dataclass(frozen=True)
@@ -393,8 +293,8 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check(self, self.run_directory != "", "run_directory", "a path")
+        check_types(self)
+        check(self, self.run_directory != "", "run_directory", "a path")
         fits = self.data.max_length <= self.model.longest
         longest = f"at least data.max_length = {self.data.max_length} with learned positions"
-        _check(self.model, fits, "max_positions", longest)
+        check(self.model, fits, "max_positions", longest)

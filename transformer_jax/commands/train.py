@@ -1,0 +1,92 @@
+"""train EXPERIMENT: trains an experiment, or goes on with it, and evaluates it at the end."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transformer_jax.commands.evaluate import EvaluateOptions, evaluate_run
+from transformer_jax.commands.shared import parse, say, split_first
+from transformer_jax.config import Config
+from transformer_jax.experiment import load_experiment
+from transformer_jax.run_directory import RunDirectory, flatten
+
+if TYPE_CHECKING:
+    from transformer_jax.prepare import Prepared
+
+
+def run(arguments: list[str]) -> int:
+    """Trains an experiment, or goes on with it, and evaluates it at the end."""
+    path, rest = split_first(arguments, "train EXPERIMENT")
+    config = parse("train", load_experiment(path) if path else Config(), rest)
+    run = RunDirectory(config.run_directory)
+    run.check_same_experiment(config)
+
+    from transformer_jax import distributed
+    from transformer_jax.checkpoint import Checkpoints
+    from transformer_jax.model.transformer import Transformer
+    from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
+
+    distributed.join(config.distributed)
+    text = _prepare(config, run)
+    tokenizer = text.tokenizer
+    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    stop = StopSignal()
+    with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
+        trainer = Trainer(config, run, model, text.train, checkpoints)
+        trainer.resume()
+        distributed.on_first(lambda: run.save_config(config))
+        for line in trainer.summary():
+            say(line)
+        with_bleu = config.train.dev_bleu_interval > 0
+        evaluations = [
+            Evaluation(
+                config.train.dev_loss_interval,
+                make_dev_loss(config, model, text.dev, trainer, stop),
+                score="" if with_bleu else "negative_loss",
+            ),
+            Evaluation(
+                config.train.dev_bleu_interval,
+                _make_dev_bleu(config, model, text, trainer, stop),
+                score="BLEU",
+            ),
+        ]
+        trainer.train(evaluations, stop)
+    say(f"saved step {trainer.step} in {run.checkpoints}")
+    if stop.number:
+        say("stopped by a signal; the same command goes on from here")
+        return 128 + stop.number
+    say(f"trained {trainer.step} updates in {trainer.progress.seconds / 60:.1f} minutes")
+    if config.data.test:
+        evaluate_run(run, config, EvaluateOptions(decode=config.decode))
+    return 0
+
+
+def _prepare(config: Config, run: RunDirectory) -> "Prepared":
+    """The text of the run as tokens, made by the first process, the same in all."""
+    from transformer_jax.distributed import check_agreement, everywhere, on_first
+    from transformer_jax.prepare import load_prepared, prepare
+
+    settings = flatten(config)
+    check_agreement({n: v for n, v in settings.items() if not n.startswith("distributed.")})
+    on_first(lambda: prepare(config, run, say))
+    text = everywhere(lambda: load_prepared(config, run))
+    check_agreement(text.fingerprints())
+    return text
+
+
+def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
+    """An evaluator of BLEU on the validation set, by beam search with all its pairs."""
+    from transformer_jax.evaluate import bleu
+    from transformer_jax.translate import Translator
+
+    translator = Translator(model, text.tokenizer, config.decode, trainer.mesh)
+    sources, references = zip(*text.dev_pairs, strict=True)
+
+    def evaluate_bleu(params, step: int) -> dict[str, float]:
+        translations = translator.translate(params, sources, lambda done: stop.check())
+        hypotheses = [translation.text for translation in translations]
+        return {
+            "BLEU": bleu(hypotheses, references, config.data.target_language).score,
+            "unfinished": sum(not translation.finished for translation in translations),
+        }
+
+    return evaluate_bleu
