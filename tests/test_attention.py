@@ -18,6 +18,7 @@ from builders import BOS, EOS, make_batch, random_pairs, small_config, small_mod
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.decode import SpecialIds
 from transformer_jax.errors import UserError
 from transformer_jax.model.attention import use_cudnn
@@ -143,7 +144,7 @@ def with_cudnn(on_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_program_for_a_gpu_calls_cudnn() -> None:
     """The encoder's attention, the decoder's and that between them, forwards and backwards."""
     mesh = builders.one_device()
-    arguments = abstract_params(MODEL, mesh), abstract_batch((4, 40), mesh)
+    arguments = abstract_params(MODEL, mesh), abstract_batch(BatchShape(4, 40, 40), mesh)
     program = program_for_a_gpu(gradients_of(CONFIG), *arguments)
     calls = Counter(re.findall(r"__cudnn\$fmha\w+", program))
     assert calls == {"__cudnn$fmhaScaleBiasSoftmax": 3, "__cudnn$fmhaScaleBiasSoftmaxBackward": 3}
@@ -154,7 +155,7 @@ def test_the_calls_are_partitioned_over_several_gpus() -> None:
     """The rule is JAX's own; it is applied where the program is compiled, which is not done."""
     mesh = builders.mesh_of(data=2, tensor=2)
     with jax.set_mesh(mesh):
-        arguments = abstract_params(MODEL, mesh), abstract_batch((4, 40), mesh)
+        arguments = abstract_params(MODEL, mesh), abstract_batch(BatchShape(4, 40, 40), mesh)
         program = program_for_a_gpu(gradients_of(CONFIG), *arguments)
     assert program.count("@CustomSPMDPartitioning(") == 6
 

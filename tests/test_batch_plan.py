@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+import time
 from collections import Counter
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -10,20 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import batch_plan
 from transformer_jax.data.batch_plan import (
+    BatchShape,
     EpochPlan,
-    bucket_lengths,
+    draw_pairs,
+    largest_shape,
     num_rows,
     padded_rows,
     plan_epoch,
+    row_shapes,
 )
+from transformer_jax.data.text import read_lines
+from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 
 BATCHINGS = ("packed", "bucketed")
-
-SERIES = [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
-SERIES += [320, 384, 448, 512, 640, 768, 896, 1024]
 
 
 def data_config(batching: str, max_length: int, tokens_per_update: int) -> DataConfig:
@@ -54,6 +58,17 @@ def same(one: EpochPlan, other: EpochPlan) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def filled(plan: EpochPlan, lengths: np.ndarray) -> list[int]:
+    """The tokens in every row of one side."""
+    return [int(lengths[row].sum()) for row in rows_of(plan)]
+
+
+def share_of_real_tokens(plan: EpochPlan, sources: np.ndarray, targets: np.ndarray) -> float:
+    """Of all places in rows that hold a pair, on both sides together."""
+    sizes = plan.shapes[:, 1:].sum(axis=1) @ np.diff(plan.batch_starts)
+    return (sources[plan.pairs].sum() + targets[plan.pairs].sum()) / sizes
+
+
 def check(plan: EpochPlan, sources, targets, config: DataConfig, row_multiple: int) -> None:
     """All that a plan promises, worked out from the lengths of the pairs."""
     rows, batches = rows_of(plan), batches_of(plan)
@@ -61,40 +76,49 @@ def check(plan: EpochPlan, sources, targets, config: DataConfig, row_multiple: i
     assert list(itertools.chain(*batches)) == rows, "every row is in one batch"
     assert plan.num_batches == len(batches) == len(plan.shapes)
     assert all(rows) and all(batches)
-    for (all_rows, length), batch in zip(plan.shapes.tolist(), batches, strict=True):
+    shapes = row_shapes(sources, targets, config).tolist()
+    for (all_rows, *lengths), batch in zip(plan.shapes.tolist(), batches, strict=True):
+        longer = max(lengths)
+        assert lengths in shapes and longer <= config.max_length
         assert len(batch) <= all_rows
         assert all_rows % row_multiple == 0
-        assert len(batch) * length <= config.tokens_per_update
-        real_rows = config.tokens_per_update // length
+        assert len(batch) * longer <= config.tokens_per_update
+        if config.batching == "packed":
+            longer = max(shapes[-1])
+        real_rows = config.tokens_per_update // longer
         assert real_rows <= all_rows < real_rows + row_multiple
         for row in batch:
-            assert sum(int(sources[pair]) for pair in row) <= length <= config.max_length
-            assert sum(int(targets[pair]) for pair in row) <= length
+            assert sum(int(sources[pair]) for pair in row) <= lengths[0]
+            assert sum(int(targets[pair]) for pair in row) <= lengths[1]
     if config.batching == "packed":
-        check_packed(plan, config)
+        check_packed(plan, sources, targets, config)
     else:
         check_bucketed(plan, sources, targets, config)
 
 
-def check_packed(plan: EpochPlan, config: DataConfig) -> None:
-    """One shape, and a short batch at the end alone."""
-    assert len(np.unique(plan.shapes, axis=0)) == 1
-    assert set(plan.shapes[:, 1]) == {config.max_length}
+def check_packed(plan: EpochPlan, sources, targets, config: DataConfig) -> None:
+    """A short batch at the end alone; the larger shape only where a sentence needs it."""
     sizes = [len(batch) for batch in batches_of(plan)]
     assert set(sizes[:-1]) <= {config.tokens_per_update // config.max_length}
+    usual = row_shapes(sources, targets, config)[0]
+    assert config.max_length in usual
+    for (_, *lengths), batch in zip(plan.shapes.tolist(), batches_of(plan), strict=True):
+        pairs = list(itertools.chain(*batch))
+        long = (sources[pairs] > usual[0]).any() or (targets[pairs] > usual[1]).any()
+        assert lengths == ([config.max_length] * 2 if long else usual.tolist())
 
 
 def check_bucketed(plan: EpochPlan, sources, targets, config: DataConfig) -> None:
-    """One pair a row, in the smallest bucket that it fits, and one short batch a bucket."""
-    buckets = [length for length in SERIES if length < config.max_length] + [config.max_length]
+    """One pair a row, in the smallest shape that it fits, and one short batch a shape."""
+    shapes = row_shapes(sources, targets, config).tolist()
+    assert len(shapes) <= config.max_buckets
     short = Counter()
-    for length, batch in zip(plan.shapes[:, 1].tolist(), batches_of(plan), strict=True):
-        assert length in buckets
-        below = max([bucket for bucket in buckets if bucket < length], default=0)
+    for (_, *lengths), batch in zip(plan.shapes.tolist(), batches_of(plan), strict=True):
         for row in batch:
             assert len(row) == 1
-            assert below < max(sources[row[0]], targets[row[0]]) <= length
-        short[length] += len(batch) < config.tokens_per_update // length
+            source, target = sources[row[0]], targets[row[0]]
+            assert sum(lengths) == min(s + t for s, t in shapes if source <= s and target <= t)
+        short[tuple(lengths)] += len(batch) < config.tokens_per_update // max(lengths)
     assert max(short.values()) <= 1
 
 
@@ -109,11 +133,17 @@ def problems(draw):
     return sources, targets, config, draw(st.integers(1, 8))
 
 
-@given(problems(), st.integers(0, 2**32 - 1), st.integers(0, 1000), st.sampled_from([1, 3, 128]))
-def test_every_pair_once_in_a_row_that_holds_it(problem, seed, epoch, open_rows) -> None:
+@given(
+    problems(),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 1000),
+    st.sampled_from([1, 3, 128]),
+    st.sampled_from([1, 5, 1000]),
+)
+def test_every_pair_once_in_a_row_that_holds_it(problem, seed, epoch, open_rows, group) -> None:
     sources, targets, settings, row_multiple = problem
     config = data_config(*settings)
-    with mock.patch.object(batch_plan, "OPEN_ROWS", open_rows):
+    with mock.patch.multiple(batch_plan, OPEN_ROWS=open_rows, GROUP_PAIRS=group):
         plan = plan_epoch(sources, targets, config, seed, epoch, row_multiple)
     check(plan, sources, targets, config, row_multiple)
 
@@ -127,9 +157,9 @@ def test_a_corpus_of_natural_lengths(batching: str) -> None:
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_a_plan_is_a_pure_function_of_lengths_seed_and_epoch(batching: str) -> None:
-    sources, targets = natural_lengths(300, 64)
+    sources, targets = natural_lengths(1_000, 64)
     before = sources.copy(), targets.copy()
-    config = data_config(batching, 64, 640)
+    config = dataclasses.replace(data_config(batching, 64, 640), max_buckets=4)
 
     def plan(seed: int, epoch: int) -> EpochPlan:
         return plan_epoch(sources, targets, config, seed, epoch, 2)
@@ -143,7 +173,9 @@ def test_a_plan_is_a_pure_function_of_lengths_seed_and_epoch(batching: str) -> N
     assert not any(same(one, other) for one, other in itertools.combinations([first, *others], 2))
     # Not only do rows and batches come in another order: other pairs meet in them.
     if batching == "packed":
-        groups = [set(map(frozenset, rows_of(one))) for one in (first, *others)]
+        groups = [
+            {frozenset(row) for row in rows_of(one) if len(row) > 1} for one in (first, *others)
+        ]
     else:
         groups = [
             {frozenset(itertools.chain(*batch)) for batch in batches_of(one)}
@@ -155,7 +187,7 @@ def test_a_plan_is_a_pure_function_of_lengths_seed_and_epoch(batching: str) -> N
 
 def test_buckets_come_in_mixed_order() -> None:
     sources, targets = natural_lengths(2_000, 64)
-    lengths = plan_epoch(sources, targets, data_config("bucketed", 64, 640), 0, 0, 1).shapes[:, 1]
+    lengths = plan_epoch(sources, targets, data_config("bucketed", 64, 640), 0, 0, 1).shapes[:, 2]
     changes = np.count_nonzero(np.diff(lengths))
     assert changes > 0.5 * len(lengths), "batches of like length follow one another"
 
@@ -164,8 +196,7 @@ def test_packed_rows_come_in_mixed_order() -> None:
     """Packing closes the fullest rows first and leaves the emptiest for last; batches do not."""
     sources, targets = natural_lengths(4_000, 64)
     plan = plan_epoch(sources, targets, data_config("packed", 64, 640), 0, 0, 1)
-    filled = np.add.reduceat(np.maximum(sources, targets)[plan.pairs], plan.row_starts[:-1])
-    first, second = np.array_split(filled, 2)
+    first, second = np.array_split(np.array(filled(plan, targets)), 2)
     assert abs(first.mean() - second.mean()) < 1
 
 
@@ -186,30 +217,81 @@ def test_rows_of_a_batch() -> None:
     assert [padded_rows(10, multiple) for multiple in (1, 4, 10, 16)] == [10, 12, 10, 16]
 
 
-@pytest.mark.parametrize("max_length", [*range(1, 140), 200, 256, 257, 1000, 1024])
-def test_bucket_lengths_are_the_documented_series(max_length: int) -> None:
-    expected = [length for length in SERIES if length < max_length] + [max_length]
-    assert bucket_lengths(max_length) == expected
-    assert expected == sorted(set(expected))
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_side_with_fewer_tokens_gets_shorter_rows(swapped: bool) -> None:
+    long, short = np.full(1_000, 20, np.int32), np.full(1_000, 15, np.int32)
+    config = data_config("packed", 100, 1_000)
+
+    def shapes(long: np.ndarray, short: np.ndarray) -> list[list[int]]:
+        sides = (short, long) if swapped else (long, short)
+        found = row_shapes(*sides, config).tolist()
+        return [shape[::-1] for shape in found] if swapped else found
+
+    assert shapes(long, short) == [[100, 80]], "three quarters of 100, in steps of 8"
+    short[0] = 81
+    assert shapes(long, short) == [[100, 80], [100, 100]]
+    assert shapes(long, long) == [[100, 100]]
+
+
+def test_buckets_are_those_that_save_most() -> None:
+    """Of two lengths, one shape each; more shapes would save nothing."""
+    sources = np.repeat(np.array([10, 40], np.int32), [900, 100])
+    targets = np.repeat(np.array([15, 30], np.int32), [900, 100])
+    config = dataclasses.replace(data_config("bucketed", 64, 640), max_buckets=3)
+    assert row_shapes(sources, targets, config).tolist() == [[12, 16], [40, 32], [64, 64]]
+    config = dataclasses.replace(config, max_buckets=2)
+    assert row_shapes(sources, targets, config).tolist() == [[12, 16], [64, 64]]
+    config = dataclasses.replace(config, max_buckets=1)
+    assert row_shapes(sources, targets, config).tolist() == [[64, 64]]
+
+
+@pytest.mark.parametrize("shapes", [1, 2, 3])
+def test_the_first_buckets_are_chosen_as_a_search_through_all_would(shapes: int) -> None:
+    sources, targets = natural_lengths(300, 24)
+    config = dataclasses.replace(data_config("bucketed", 24, 240), max_buckets=shapes)
+
+    def padded(chosen: list[tuple[int, int]]) -> int:
+        return sum(
+            min(s + t for s, t in chosen if source <= s and target <= t)
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True)
+        )
+
+    chosen = [(24, 24)]
+    all_shapes = list(itertools.product(range(4, 25, 4), repeat=2))
+    while len(chosen) < shapes:
+        chosen.append(min(all_shapes, key=lambda shape: padded([*chosen, shape])))
+    found = [tuple(shape) for shape in row_shapes(sources, targets, config).tolist()]
+    assert padded(found) == padded(chosen)
+
+
+def test_the_largest_batch_has_most_tokens_and_of_these_the_longest_rows() -> None:
+    config = data_config("bucketed", 64, 640)
+    shapes = np.array([[16, 16], [32, 32], [48, 64], [64, 64]])
+    assert largest_shape(config, 1, shapes) == BatchShape(10, 64, 64)
+    assert largest_shape(config, 16, shapes) == BatchShape(16, 64, 64)
+    assert largest_shape(config, 1, shapes[:2]) == BatchShape(20, 32, 32)
 
 
 @pytest.mark.parametrize("max_length", [128, 256])
-def test_packing_fills_at_least_95_percent(max_length: int) -> None:
+def test_packed_rows_hold_97_percent_of_natural_lengths(max_length: int) -> None:
     sources, targets = natural_lengths(20_000, max_length)
     plan = plan_epoch(sources, targets, data_config("packed", max_length, 25_000), 0, 0, 1)
-    capacity = len(rows_of(plan)) * max_length
-    assert max(sources.sum(), targets.sum()) / capacity >= 0.95
+    assert share_of_real_tokens(plan, sources, targets) >= (0.97 if max_length == 256 else 0.95)
 
 
 def pack(sources: list[int], targets: list[int], capacity: int) -> list[list[int]]:
-    lengths = np.array(sources), np.array(targets)
-    return sorted(batch_plan._pack(*lengths, np.arange(len(sources)), capacity))
+    sides, order = (np.array(sources), np.array(targets)), np.arange(len(sources))
+    usual, random = np.array([capacity, capacity]), np.random.default_rng(0)
+    with mock.patch.object(batch_plan, "_DISORDER", 0):
+        pairs, starts = batch_plan._pack(*sides, order, usual, capacity, random)
+    rows = [pairs[a:b].tolist() for a, b in itertools.pairwise(starts.tolist())]
+    return sorted(sorted(row) for row in rows)
 
 
-def test_a_pair_goes_into_the_row_that_it_fills_most() -> None:
-    """The rows of 5 and 6 tokens have 5 and 4 left; the pair of 4 leaves the 5 for the last."""
-    assert pack([5, 6, 4, 5], [1, 1, 1, 1], 10) == [[0, 3], [1, 2]]
-    assert pack([1, 1, 1, 1], [5, 6, 4, 5], 10) == [[0, 3], [1, 2]]
+def test_the_longest_pair_comes_first_and_goes_into_the_row_that_it_fills_most() -> None:
+    """Rows of 7 and 6 tokens have 3 and 4 left: the pair of 4 fills the second, the 3 the first."""
+    assert pack([3, 6, 4, 7], [1, 1, 1, 1], 10) == [[0, 3], [1, 2]]
+    assert pack([1, 1, 1, 1], [3, 6, 4, 7], 10) == [[0, 3], [1, 2]]
 
 
 def test_both_sides_of_a_row_must_have_room() -> None:
@@ -225,8 +307,14 @@ def test_one_pair(batching: str, lengths: tuple[int, int]) -> None:
     plan = plan_epoch(sources, targets, config, 0, 0, 2)
     check(plan, sources, targets, config, 2)
     assert rows_of(plan) == [[0]]
-    expected = {"packed": [4, 12], "bucketed": [4, 12] if max(lengths) > 8 else [6, 8]}
-    assert plan.shapes.tolist() == [expected[batching]]
+    if batching == "bucketed":
+        rounded = [-(-length // 4) * 4 for length in lengths]
+        rows = -(-(48 // max(rounded)) // 2) * 2
+        assert plan.shapes.tolist() == [[rows, *rounded]]
+    else:
+        short = {1: 12, 2 / 9: 8, 3 / 12: 8}[min(lengths) / max(lengths)]
+        expected = [12, 12] if lengths[0] == lengths[1] else [12, short]
+        assert plan.shapes.tolist() == [[4, *(expected if lengths[0] > 3 else expected[::-1])]]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
@@ -235,7 +323,7 @@ def test_fewer_pairs_than_rows(batching: str) -> None:
     config = data_config(batching, 20, 160)
     plan = plan_epoch(sources, targets, config, 0, 0, 8)
     check(plan, sources, targets, config, 8)
-    assert plan.shapes.tolist() == [[8, 20]]
+    assert plan.shapes.tolist() == [[8, 20, 20]]
     assert sorted(rows_of(plan)) == [[0], [1], [2]]
 
 
@@ -255,3 +343,78 @@ def test_packed_rows_hold_several_pairs_and_bucketed_rows_one() -> None:
     assert [len(row) for row in rows_of(plan_epoch(lengths, lengths, config, 0, 0, 1))] == [4] * 8
     config = dataclasses.replace(config, batching="bucketed")
     assert [len(row) for row in rows_of(plan_epoch(lengths, lengths, config, 0, 0, 1))] == [1] * 32
+
+
+# --- Weights of sources -------------------------------------------------------------------------
+
+STARTS = np.array([0, 40, 100, 107])
+
+
+def test_without_weights_every_pair_comes_once() -> None:
+    assert draw_pairs(STARTS, [1, 1, 1], 3, 5).tolist() == list(range(107))
+
+
+def test_a_pair_comes_as_often_as_its_source_weighs() -> None:
+    for epoch in range(5):
+        count = Counter(draw_pairs(STARTS, [0.25, 2, 3.5], 3, epoch).tolist())
+        assert sorted(count[pair] for pair in range(40)) == [0] * 30 + [1] * 10
+        assert {count[pair] for pair in range(40, 100)} == {2}
+        assert sorted(count[pair] for pair in range(100, 107)) == [3] * 3 + [4] * 4
+
+
+def test_a_part_of_a_source_is_another_one_in_every_epoch_until_all_were_seen() -> None:
+    parts = [set(draw_pairs(STARTS, [0.25, 1, 1], 3, epoch)[:-67].tolist()) for epoch in range(4)]
+    assert set.union(*parts) == set(range(40)), "four quarters are the whole"
+    assert parts != [set(draw_pairs(STARTS, [0.25, 1, 1], 4, e)[:-67].tolist()) for e in range(4)]
+    # 40 of weight 0.3 are 12 an epoch: after ten epochs each has come three times.
+    drawn = [draw_pairs(STARTS, [0.3, 1, 1], 3, epoch)[:-67].tolist() for epoch in range(10)]
+    assert Counter(itertools.chain(*drawn)) == Counter(list(range(40)) * 3)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_a_plan_holds_the_pairs_that_were_drawn(batching: str) -> None:
+    sources, targets = natural_lengths(107, 32)
+    pairs = draw_pairs(STARTS, [0.25, 2, 3.5], 3, 1)
+    plan = plan_epoch(sources, targets, data_config(batching, 32, 320), 0, 0, 1, pairs)
+    assert Counter(plan.pairs.tolist()) == Counter(pairs.tolist())
+    others = plan_epoch(sources, targets, data_config(batching, 32, 320), 0, 1, 1, pairs)
+    assert not same(plan, others)
+
+
+# --- Real lengths, and many ---------------------------------------------------------------------
+
+
+def real_lengths(real_text: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Of news, in pieces of a vocabulary of 8,000 made from it."""
+    names = ("wmt-news", "onmt-wmt10k")
+    folder = real_text / "en-de/train"
+    sides = [
+        [line for name in names for line in read_lines(folder / f"{name}.{language}.xz")]
+        for language in ("en", "de")
+    ]
+    model = train_tokenizer(itertools.chain(*sides), TokenizerConfig(vocab_size=8_000))
+    tokenizer = Tokenizer(model)
+    lengths = [np.array([len(ids) + 1 for ids in tokenizer.encode(side)]) for side in sides]
+    kept = (lengths[0] <= 256) & (lengths[1] <= 256)
+    return lengths[0][kept], lengths[1][kept]
+
+
+@pytest.mark.slow
+def test_rows_of_real_text_are_full(real_text: Path) -> None:
+    sources, targets = real_lengths(real_text)
+    assert len(sources) > 37_000
+    for batching, least in (("packed", 0.97), ("bucketed", 0.90)):
+        config = data_config(batching, 256, 25_000)
+        plan = plan_epoch(sources, targets, config, 0, 0, 8)
+        check(plan, sources, targets, config, 8)
+        assert share_of_real_tokens(plan, sources, targets) >= least
+
+
+@pytest.mark.slow
+def test_a_plan_of_four_million_pairs_takes_seconds() -> None:
+    """A tenth of WMT14 en-fr; time and memory grow with the pairs. The limit is generous: the
+    figures for all are those of experiments/benchmarks/loader.py."""
+    sources, targets = natural_lengths(4_000_000, 256)
+    start = time.process_time()
+    plan_epoch(sources, targets, data_config("packed", 256, 25_000), 0, 0, 8)
+    assert time.process_time() - start < 30

@@ -1,8 +1,9 @@
 """From files to the token store. Ids such as A06 name folders of tests/data."""
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import corpus
-from transformer_jax.data.corpus import FilterReport, TokenStore, build_store, read_split
+from transformer_jax.data.corpus import FilterReport, TokenStore, build_store, load_or_build
+from transformer_jax.data.sources import Pair, Pairs, read_split
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.errors import UserError
 
@@ -40,7 +42,19 @@ def files(folder: str, **changes: object) -> DataConfig:
 
 def build(directory: Path, folder: str, **changes: object) -> TokenStore:
     config = files(folder, **changes)
-    return build_store(directory, read_split(config, "train"), WordTokenizer(), config)
+    return store_of(directory, read_split(config, "train"), config)
+
+
+_names = itertools.count()
+
+
+def store_of(
+    directory: Path, pairs: Iterable[Pair], config: DataConfig | None = None, tokenizer=None
+) -> TokenStore:
+    """A store of one source in a new folder of `directory`."""
+    where = directory / str(next(_names))
+    named = [("all", pairs)]
+    return build_store(where, named, tokenizer or WordTokenizer(), config or DataConfig())
 
 
 def raw_lines(path: Path) -> list[str]:
@@ -90,7 +104,9 @@ def test_store_holds_every_sentence_with_its_end_mark(
     config = files("base")
     sides = [raw_lines(DATA / f"base/train.{language}") for language in ("en", "de")]
     tokenizer = Tokenizer(train_tokenizer(sides[0] + sides[1], TokenizerConfig(vocab_size=400)))
-    store = build_store(tmp_path / "store", read_split(config, "train"), tokenizer, config)
+    store = build_store(
+        tmp_path / "store", [("all", read_split(config, "train"))], tokenizer, config
+    )
 
     sources, targets = ([[*ids, 2] for ids in tokenizer.encode(side)] for side in sides)
     assert len(store) == 300
@@ -113,7 +129,7 @@ def test_store_holds_every_sentence_with_its_end_mark(
 def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
     for size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
         tokenizer = WordTokenizer(size)
-        store = build_store(tmp_path / "store", [("a", "b")], tokenizer, DataConfig())
+        store = store_of(tmp_path, [("a", "b")], tokenizer=tokenizer)
         assert store.source_tokens.dtype == dtype
         assert store.source(0).tolist() == [size - 1, 2]
 
@@ -123,9 +139,7 @@ def test_a06_pairs_with_a_blank_side_are_dropped(tmp_path: Path) -> None:
     assert store.report == FilterReport(8, 5, counts(empty=3))
     sides = (raw_lines(DATA / f"A06_one_sided_blank/train.{side}") for side in ("en", "de"))
     pairs = list(zip(*sides, strict=True))
-    kept = build_store(
-        tmp_path / "kept", [pairs[i] for i in (0, 1, 3, 4, 7)], WordTokenizer(), files("base")
-    )
+    kept = store_of(tmp_path / "kept", [pairs[i] for i in (0, 1, 3, 4, 7)], files("base"))
     assert store.fingerprint == kept.fingerprint
     assert store.target_lengths.tolist() == [len(pairs[i][1].split()) + 1 for i in (0, 1, 3, 4, 7)]
 
@@ -160,13 +174,13 @@ def test_a12_a_report_says_what_was_dropped_and_why(tmp_path: Path) -> None:
 
 def test_a12_nothing_left_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"all 6 pairs .*6 source too long"):
-        build(tmp_path / "store", "A24_lengths", max_length=2)
+        build(tmp_path, "A24_lengths", max_length=2)
     assert os.listdir(tmp_path) == []
 
 
 def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the corpus is empty"):
-        build_store(tmp_path / "store", [], WordTokenizer(), DataConfig())
+        build_store(tmp_path / "store", [("all", [])], WordTokenizer(), DataConfig())
     assert os.listdir(tmp_path) == []
 
 
@@ -194,7 +208,7 @@ def test_each_reason_at_its_edge(tmp_path: Path) -> None:
         ("a", "\u3000"),
     ]
     config = DataConfig(max_length=10, max_length_ratio=3.0)
-    store = build_store(tmp_path / "store", pairs, WordTokenizer(), config)
+    store = build_store(tmp_path / "store", [("all", pairs)], WordTokenizer(), config)
     assert store.report == FilterReport(9, 3, counts(empty=2, source=1, target=1, ratio=2))
     assert list(zip(store.source_lengths, store.target_lengths, strict=True)) == [
         (2, 6),
@@ -210,8 +224,7 @@ def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
     other_tokenizer.fingerprint = "others"
 
     def fingerprint(pairs=pairs, tokenizer=None, config=config) -> str:
-        tokenizer = tokenizer or WordTokenizer()
-        return build_store(tmp_path / "s", pairs, tokenizer, config).fingerprint
+        return store_of(tmp_path, pairs, config, tokenizer).fingerprint
 
     same = fingerprint()
     assert same == fingerprint(iter(pairs))
@@ -228,43 +241,97 @@ def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
     assert len({same, *different}) == 1 + len(different)
 
 
-def test_a_store_is_replaced_whole_or_not_at_all(
+def test_a_store_appears_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "_CHUNK_PAIRS", 1)
-    directory = tmp_path / "store"
-    first = build_store(directory, [("a", "b")], WordTokenizer(), DataConfig())
 
     def broken() -> Iterator[tuple[str, str]]:
         yield "x", "y"
         raise UserError("train.en, line 2: not valid UTF-8")
 
     with pytest.raises(UserError, match="line 2"):
-        build_store(directory, broken(), WordTokenizer(), DataConfig())
-    assert TokenStore(directory).fingerprint == first.fingerprint
+        build_store(tmp_path / "store", [("all", broken())], WordTokenizer(), DataConfig())
+    assert os.listdir(tmp_path) == []
 
-    second = build_store(directory, [("c d", "e")], WordTokenizer(), DataConfig())
-    assert second.source_lengths.tolist() == [3]
-    assert first.source(0).tolist() == [9999, 2], "an open store outlives its replacement"
+
+def test_the_store_of_a_faster_process_stays(tmp_path: Path) -> None:
+    directory = tmp_path / "store"
+
+    def slow() -> Iterator[tuple[str, str]]:
+        yield "a", "b"
+        build_store(directory, [("faster", [("a", "b")])], WordTokenizer(), DataConfig())
+
+    store = build_store(directory, [("slow", slow())], WordTokenizer(), DataConfig())
+    assert [name for name, _ in store.reports] == ["faster"]
     assert os.listdir(tmp_path) == ["store"]
 
 
 def test_a_directory_that_is_no_store_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"precious")
-    with pytest.raises(UserError, match="no token store"):
-        build_store(tmp_path, [("a", "b")], WordTokenizer(), DataConfig())
+    with pytest.raises(UserError, match="not a token store"):
+        build_store(tmp_path, [("all", [("a", "b")])], WordTokenizer(), DataConfig())
     assert (tmp_path / "mine.txt").read_bytes() == b"precious"
+
+
+def found(pairs: list[Pair], digest: str, count: list[int], name: str = "mine") -> Pairs:
+    """A source that counts in `count[0]` how often it is read."""
+
+    def read() -> Iterator[Pair]:
+        count[0] += 1
+        return iter(pairs)
+
+    return Pairs(name, 1.0, len(pairs), digest, read)
+
+
+def test_a_store_is_made_once_and_shared(tmp_path: Path) -> None:
+    reads = [0]
+    pairs = found([("a b", "c"), ("d", "e")], "1", reads)
+
+    def load(*sources: Pairs, tokenizer=None, **changes: object) -> TokenStore:
+        config = dataclasses.replace(DataConfig(), **changes)
+        return load_or_build(tmp_path, sources, tokenizer or WordTokenizer(), config)
+
+    first = load(pairs)
+    assert load(pairs, tokens_per_update=500).directory == first.directory
+    assert load(pairs._replace(name="moved", weight=2.0)).directory == first.directory
+    assert reads == [1], "it was read once"
+    other_tokenizer = WordTokenizer()
+    other_tokenizer.fingerprint = "others"
+    others = [
+        load(pairs._replace(digest="2")),
+        load(pairs, pairs),
+        load(pairs, max_length=100),
+        load(pairs, max_length_ratio=5.0),
+        load(pairs, tokenizer=other_tokenizer),
+    ]
+    assert len({store.directory for store in (first, *others)}) == 6
+    assert reads == [7]
+
+
+def test_every_source_has_its_pairs_and_its_report(tmp_path: Path) -> None:
+    sources = [("one", [("a", "b"), ("", "c")]), ("two", [("d", "e"), ("f", "g"), ("h", "i")])]
+    store = build_store(tmp_path / "s", sources, WordTokenizer(), DataConfig())
+    assert store.starts.tolist() == [0, 1, 4]
+    assert store.reports == [
+        ("one", FilterReport(2, 1, counts(empty=1))),
+        ("two", FilterReport(3, 3, counts())),
+    ]
+    assert store.report == FilterReport(5, 4, counts(empty=1))
+    for pairs in ([], [("", "a")]):
+        with pytest.raises(UserError, match="from two"):
+            build_store(tmp_path / "t", [sources[0], ("two", pairs)], WordTokenizer(), DataConfig())
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be written"):
-        build_store(tmp_path / "file/store", [("a", "b")], WordTokenizer(), DataConfig())
+        build_store(tmp_path / "file/store", [("all", [("a", "b")])], WordTokenizer(), DataConfig())
 
 
 @pytest.mark.parametrize("name", ["meta.json", "source_tokens", "target_offsets"])
 def test_a_damaged_store_is_an_error(tmp_path: Path, name: str) -> None:
-    build_store(tmp_path / "store", [("a", "b")], WordTokenizer(), DataConfig())
+    build_store(tmp_path / "store", [("all", [("a", "b")])], WordTokenizer(), DataConfig())
     path = tmp_path / "store" / name
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b""):

@@ -177,16 +177,17 @@ def test_a_run_directory_is_made_with_its_parents(tmp_path: Path) -> None:
 def test_a_run_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path / "run"))
     with pytest.raises(UserError, match="the corpus is empty"), run.creating():
-        run.tokens.mkdir()
+        run.tokens.touch()
         raise UserError("the corpus is empty")
     assert not run.path.exists()
 
 
 def test_a_failure_leaves_what_was_there_before(run: RunDirectory) -> None:
-    before = run.config.read_bytes()
-    with pytest.raises(KeyboardInterrupt), run.creating():
-        run.tokens.mkdir()
+    before, tokens = run.config.read_bytes(), run.path.parent / "tokens"
+    with pytest.raises(KeyboardInterrupt), run.creating(tokens):
+        tokens.mkdir()
         raise KeyboardInterrupt
+    assert not tokens.exists()
     assert [path.name for path in run.path.iterdir()] == ["config.json"]
     assert run.config.read_bytes() == before
 

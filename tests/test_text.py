@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from transformer_jax.data.text import (
     atomic_writer,
     clean_line,
-    count_lines,
     find_file,
     read_lines,
     read_pairs,
     read_stream,
+    scan,
     write_lines,
 )
 from transformer_jax.errors import UserError
@@ -100,19 +100,19 @@ def test_a10_unequal_counts_are_an_error_before_the_first_pair() -> None:
 def test_a14_gzip_reads_as_the_plain_file(language: str) -> None:
     packed, plain = DATA / f"A14_gz/train.{language}.gz", DATA / f"base/train.{language}"
     assert list(read_lines(packed)) == expected_lines(plain.read_bytes())
-    assert count_lines(packed) == 300
+    assert scan(packed).lines == 300
 
 
 def test_xz_and_packed_files_without_the_ending(tmp_path: Path) -> None:
     for name, packed in (("a.xz", lzma.compress(b"x\ny")), ("a.en", gzip.compress(b"x\ny"))):
         (tmp_path / name).write_bytes(packed)
         assert list(read_lines(tmp_path / name)) == ["x", "y"]
-        assert count_lines(tmp_path / name) == 2
+        assert scan(tmp_path / name).lines == 2
 
 
 def test_a15_truncated_gzip_is_an_error_naming_the_file() -> None:
     path = DATA / "A15_truncated_gz/train.en.gz"
-    for read in (count_lines, lambda path: list(read_lines(path))):
+    for read in (scan, lambda path: list(read_lines(path))):
         with pytest.raises(UserError, match=r"A15_truncated_gz/train\.en\.gz: a broken or cut"):
             read(path)
 
@@ -128,7 +128,7 @@ def test_a15_damaged_archives_never_end_normally(
     for damaged in (flipped, *(whole[:size] for size in range(0, len(whole), 29))):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=name):
-            count_lines(path)
+            scan(path)
 
 
 def test_a19_no_carriage_return_stays() -> None:
@@ -163,7 +163,7 @@ def test_a23_invalid_utf8_names_file_line_and_byte() -> None:
     assert f"{path}, line 4: not valid UTF-8 (byte 0xfc)" in str(caught.value)
 
 
-@pytest.mark.parametrize("read", [count_lines, lambda path: list(read_lines(path))])
+@pytest.mark.parametrize("read", [scan, lambda path: list(read_lines(path))])
 def test_files_that_cannot_be_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
     (tmp_path / "a.zst").write_bytes(b"x")
     for path in (tmp_path / "missing.en", tmp_path, tmp_path / "a.zst", tmp_path / "a.zst/b"):
@@ -174,7 +174,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, read: Callable[[Path], object
 def test_a_pipe_is_not_counted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="pipe"):
-        count_lines(tmp_path / "pipe")
+        scan(tmp_path / "pipe")
 
 
 def test_read_stream_names_the_stream() -> None:
@@ -222,7 +222,7 @@ def test_lines_in_are_lines_out(tmp_path_factory: pytest.TempPathFactory, text: 
     path.write_bytes(text.encode("utf-8"))
     lines = list(read_lines(path))
     assert lines == expected_lines(path.read_bytes())
-    assert count_lines(path) == len(lines)
+    assert scan(path).lines == len(lines)
     assert write_lines(path, lines) == len(lines)
     assert path.read_bytes() == b"".join(line.encode("utf-8") + b"\n" for line in lines)
     assert list(read_lines(path)) == lines
@@ -231,7 +231,7 @@ def test_lines_in_are_lines_out(tmp_path_factory: pytest.TempPathFactory, text: 
 def test_count_lines_beyond_one_chunk(tmp_path: Path) -> None:
     path = tmp_path / "a.en"
     path.write_bytes(b"ab\n" * 700_000 + b"end")
-    assert count_lines(path) == 700_001
+    assert scan(path).lines == 700_001
 
 
 def test_write_lines_is_whole_or_not_at_all(tmp_path: Path) -> None:

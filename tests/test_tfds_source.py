@@ -18,7 +18,7 @@ from wmt14 import make_wmt14
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import tfds_source
-from transformer_jax.data.corpus import read_split
+from transformer_jax.data.sources import read_split
 from transformer_jax.errors import UserError
 
 TRAIN = [(f"Satz {i}", f"sentence {i}") for i in range(25)]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh
@@ -188,12 +189,13 @@ def trace_train(config: Config, mesh: Mesh) -> Work:
     state = abstract_state(config, model, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     multiple = sharding.num_batch_shards(mesh) * config.train.num_micro_batches
-    rows, length = largest_shape(config.data, multiple)
+    length = config.data.max_length
+    shape = largest_shape(config.data, multiple, np.array([[length, length]]))
     step = jit_train_step(config, model, shardings, mesh)
     tokens = num_rows(config.data, length) * length
     return Work(
-        traced=step.trace(state, abstract_batch((rows, length), mesh)),
-        rows=rows,
+        traced=step.trace(state, abstract_batch(shape, mesh)),
+        rows=shape.rows,
         length=length,
         tokens=2 * tokens,
         model_flops=model_flops(

@@ -1,18 +1,43 @@
 """The sections of the configuration about text: what is read, and how it becomes tokens."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from transformer_jax.config_checks import check, check_least, check_types
+
+KINDS = ("files", "tsv", "tfds", "folder", "cldr", "multi30k", "given")
+
+
+class Source(NamedTuple):
+    """Where pairs come from, as the entries of `data.train`, `data.dev` and `data.test` say it."""
+
+    kind: str
+    """One of `KINDS`."""
+    name: str
+    weight: float = 1.0
+    """How often each pair comes in an epoch."""
+
+    @classmethod
+    def parse(cls, text: str, default_kind: str) -> "Source":
+        """Reads `[KIND:]NAME[=WEIGHT]`, such as `bible=0.5` or `tsv:~/pairs.tsv`."""
+        kind, colon, name = text.partition(":")
+        if not colon or kind not in KINDS:
+            kind, name = default_kind, text
+        start, equals, weight = name.rpartition("=")
+        try:
+            return cls(kind, start, float(weight)) if equals else cls(kind, name)
+        except ValueError:  # a name that has an equals sign
+            return cls(kind, name)
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which sentences to train on, and how they become batches."""
 
-    corpus: Literal["files", "cldr", "tfds"] = "files"
-    """`files`: parallel text files; `cldr`: the built-in corpus of dates, numbers and names;
-    `tfds`: TensorFlow Datasets, made on first use."""
+    corpus: Literal["files", "cldr", "tfds", "multi30k"] = "files"
+    """What names without a kind are. `files`: parallel text files; `cldr`: the built-in corpus of
+    dates, numbers and names; `tfds`: splits of TensorFlow Datasets, made on first use; `multi30k`:
+    image captions, fetched on first use."""
     tfds_name: str = ""
     """Data set of tfds with a text of each language, such as `wmt14_translate/de-en`."""
     directory: str = ""
@@ -23,13 +48,19 @@ class DataConfig:
     target_language: str = "de"
     """Language translated into: the ending of the target files, or the name of tfds."""
     train: tuple[str, ...] = ("train",)
-    """Names of the training files, without the language ending, or splits of tfds; several are
-    joined."""
+    """What to train on, each `[KIND:]NAME[=WEIGHT]`: the name of files without the language, with
+    `*` for any letters; `tsv:FILE` or `tsv:FILE:2,1` (its columns of source and target);
+    `folder:DIRECTORY:SPLIT` (files `<language>.<split>.txt`); `tfds:NAME:SPLIT`; `cldr:train`;
+    `multi30k:train`; `given:NAME`, pairs that Python gives. A pair comes WEIGHT times in an epoch,
+    by default once."""
     dev: str = "dev"
-    """Name of the validation files or split, scored while training; `dev` is tfds's `validation`
+    """What is scored while training, as in `train` without weight; `dev` is tfds's `validation`
     where it has no split `dev`."""
     test: str = "test"
-    """Name of the files or split that `evaluate` scores, and `train` at its end; empty is none."""
+    """What `evaluate` scores, and `train` at its end, as in `train` without weight; empty is
+    none."""
+    token_directory: str = ""
+    """Folder of corpora as tokens, which runs share; empty is `tokens` beside the run's."""
     max_length: int = 256
     """Longest sentence trained on, in tokens with its end mark; also the length of a packed row."""
     max_length_ratio: float = 9.0
@@ -37,7 +68,10 @@ class DataConfig:
     batching: Literal["packed", "bucketed"] = "packed"
     """`packed`: several pairs share a row; `bucketed`: one pair a row, pairs of like length."""
     tokens_per_update: int = 25_000
-    """Size of the batch of one update in tokens, on each side, padding included (section 5.1)."""
+    """Size of the batch of one update in tokens, on the longer side, padding included
+    (section 5.1)."""
+    max_buckets: int = 32
+    """Shapes of batches at most, each of which is compiled, where they are `bucketed`."""
     prefetch_batches: int = 8
     """Batches that background threads keep ready."""
 
@@ -45,13 +79,41 @@ class DataConfig:
         check_types(self)
         check(self, self.source_language != "", "source_language", "a language code such as en")
         check(self, self.target_language != "", "target_language", "a language code such as de")
-        has_name = self.corpus != "tfds" or self.tfds_name != ""
-        check(self, has_name, "tfds_name", "a data set such as wmt14_translate/de-en")
         check(self, len(self.train) > 0, "train", "at least one name")
-        check_least(self, 2, "max_length")
-        check_least(self, 1, "max_length_ratio", "prefetch_batches")
+        for split in ("train", "dev"):
+            named = all(source.name for source in self.sources(split))
+            check(self, named, split, "no empty name")
+        valid = all(0 < source.weight < 1_000 for source in self.sources("train"))
+        check(self, valid, "train", "names with weights above 0 and below 1000")
+        for split in ("dev", "test"):
+            without = all(source.weight == 1 for source in self.sources(split))
+            check(self, without, split, "without a weight")
+        named = not any(map(_is_split, self.all_sources()))
+        check(self, named, "tfds_name", "a data set such as wmt14_translate/de-en")
+        check(self, 2 <= self.max_length < 2**14, "max_length", "from 2 to 16383")
+        check_least(self, 1, "max_length_ratio", "max_buckets", "prefetch_batches")
         row = f"at least one row of data.max_length = {self.max_length} tokens"
         check(self, self.tokens_per_update >= self.max_length, "tokens_per_update", row)
+
+    def sources(self, split: str) -> list[Source]:
+        """What `train`, `dev` or `test` names."""
+        names = {"train": self.train, "dev": (self.dev,), "test": (self.test,) * bool(self.test)}
+        sources = [Source.parse(name, self.corpus) for name in names[split]]
+        if self.tfds_name:
+            # Of the data set that has its own option only the split is named.
+            sources = [
+                one._replace(name=f"{self.tfds_name}:{one.name}") if _is_split(one) else one
+                for one in sources
+            ]
+        return sources
+
+    def all_sources(self) -> list[Source]:
+        """Those of all three."""
+        return [one for split in ("train", "dev", "test") for one in self.sources(split)]
+
+
+def _is_split(source: Source) -> bool:
+    return source.kind == "tfds" and ":" not in source.name.partition("[")[0]
 
 
 @dataclass(frozen=True)

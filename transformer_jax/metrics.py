@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from transformer_jax.chips import chip_of
 from transformer_jax.config import TrainConfig
+from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.train_step import StepMetrics
@@ -72,7 +73,7 @@ class MetricsLog:
             disable=not self._watched,
             dynamic_ncols=True,
         )
-        self._waiting: tuple[int, StepMetrics, tuple[int, int]] | None = None
+        self._waiting: tuple[int, StepMetrics, BatchShape] | None = None
         self._total = self._window = _Window()
         self._aside: dict[str, float] = {}
         self._session_started = time.monotonic()
@@ -86,8 +87,8 @@ class MetricsLog:
         self._file.close()
         self._tensorboard.close()
 
-    def update(self, step: int, metrics: StepMetrics, shape: tuple[int, int]) -> None:
-        """Takes the metrics of a step just dispatched; `shape` is rows and tokens of a row.
+    def update(self, step: int, metrics: StepMetrics, shape: BatchShape) -> None:
+        """Takes the metrics of a step just dispatched.
 
         Raises UserError where too many updates in a row were not finite.
         """
@@ -99,7 +100,7 @@ class MetricsLog:
         """Waits for the last update given to `update`, and reports where a line is due."""
         if self._waiting is None:
             return
-        step, metrics, (rows, length) = self._waiting
+        step, metrics, (rows, *lengths) = self._waiting
         self._waiting = None
         fetched = jax.device_get(metrics)
         if fetched.skipped_in_a_row >= self._config.max_skipped_updates:
@@ -116,8 +117,8 @@ class MetricsLog:
                 nll=float(sums.nll),
                 targets=int(sums.tokens),
                 sources=sources,
-                positions=2 * rows * length,
-                flops=self._count_flops(sources, int(sums.tokens), length, length),
+                positions=rows * sum(lengths),
+                flops=self._count_flops(sources, int(sums.tokens), *lengths),
             )
         if step % self._config.log_interval == 0:
             self._report(step, fetched)

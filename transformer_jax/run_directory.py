@@ -5,7 +5,7 @@
 | `config.json` | the resolved configuration |
 | `tokenizer.model` | the SentencePiece model |
 | `checkpoints/` | see `checkpoint.py` |
-| `tokens/` | the training and validation pairs as tokens |
+| `tokens.json` | where the training and validation pairs lie as tokens |
 | `metrics.jsonl`, `tensorboard/` | what training reported |
 | `profile/` | the trace that `profile.steps` asked for |
 | `evaluations/`, `evaluations.jsonl` | translations of test sets, and their scores |
@@ -28,6 +28,7 @@ FREE_TO_CHANGE = (
     "run_directory",
     "data.directory",
     "data.test",
+    "data.token_directory",
     "data.prefetch_batches",
     "mesh.",
     "distributed.",
@@ -57,18 +58,20 @@ class RunDirectory:
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.model"
         self.checkpoints = self.path / "checkpoints"
-        self.tokens = self.path / "tokens"
+        self.tokens = self.path / "tokens.json"
         self.profile = self.path / "profile"
         self.evaluations = self.path / "evaluations"
         self.results = self.path / "evaluations.jsonl"
 
     @contextmanager
-    def creating(self) -> Iterator[None]:
+    def creating(self, *others: Path) -> Iterator[None]:
         """Makes the folder and tries to write in it; where the block fails, all is as before.
+
+        What is in `others` and was not there goes, too.
 
         Raises UserError where the folder cannot be written to.
         """
-        wanted = (self.tokens, self.path, *self.path.parents)
+        wanted = (*others, self.path, *self.path.parents)
         new = [path for path in wanted if not path.exists()]
         self._create()
         try:

@@ -18,9 +18,9 @@ from transformer_jax.array_types import Batch, Params
 from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.chips import model_flops
 from transformer_jax.config import Config
-from transformer_jax.data.batch_plan import largest_shape, plan_epoch
+from transformer_jax.data.batch_plan import BatchShape, largest_shape, row_shapes
 from transformer_jax.data.corpus import TokenStore
-from transformer_jax.data.loader import Cursor, dev_batches, train_batches
+from transformer_jax.data.loader import Cursor, dev_batches, epoch_plan, train_batches
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.metrics import MetricsLog
@@ -125,7 +125,7 @@ class Trainer:
         self.progress = Progress(corpus_fingerprint=store.fingerprint)
         self._saved_validation = 0
         self._jitted = jit_train_step(config, model, shardings, self.mesh)
-        self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
+        self._compiled: dict[BatchShape, jax.stages.Compiled] = {}
 
     def resume(self) -> None:
         """Goes to the newest checkpoint; where there is none, writes one, to see that it works.
@@ -150,23 +150,20 @@ class Trainer:
 
     def compile_largest(self) -> jax.stages.Compiled:
         """Compiles the step for the batch that needs most memory, before the first update."""
-        return self._executable(largest_shape(self.config.data, self.row_multiple))
+        data = self.config.data
+        shapes = row_shapes(self.store.source_lengths, self.store.target_lengths, data)
+        return self._executable(largest_shape(data, self.row_multiple, shapes))
 
     def summary(self) -> list[str]:
         """What will happen, a line each; compiles the largest batch to know its memory."""
         config = self.config
         num_params = sum(x.size for x in jax.tree.leaves(self.state.params))
         mesh = " x ".join(f"{name} {size}" for name, size in self.mesh.shape.items())
-        plan = plan_epoch(
-            self.store.source_lengths,
-            self.store.target_lengths,
-            config.data,
-            config.train.seed,
-            self.progress.epoch,
-            self.row_multiple,
+        plan = epoch_plan(
+            self.store, config.data, config.train.seed, self.progress.epoch, self.row_multiple
         )
-        tokens = self.store.source_offsets[-1], self.store.target_offsets[-1]
-        per_update = [f"{count / plan.num_batches:,.0f}" for count in tokens]
+        lengths = self.store.source_lengths, self.store.target_lengths
+        per_update = [f"{side[plan.pairs].sum() / plan.num_batches:,.0f}" for side in lengths]
         memory = self.compile_largest().memory_analysis()
         gigabytes = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**30
         return [
@@ -243,12 +240,12 @@ class Trainer:
                 jax.profiler.stop_trace()
 
     def _update(self, batch: Batch, log: MetricsLog) -> None:
-        shape = batch["inputs"].shape
+        shape = BatchShape(*batch["inputs"].shape, batch["targets"].shape[1])
         self.state, metrics = self._executable(shape)(self.state, batch)
         self.step += 1
         log.update(self.step, metrics, shape)
 
-    def _executable(self, shape: tuple[int, int]) -> jax.stages.Compiled:
+    def _executable(self, shape: BatchShape) -> jax.stages.Compiled:
         if shape not in self._compiled:
             batch = abstract_batch(shape, self.mesh)
             with jax.set_mesh(self.mesh):

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Count, Key, Params, Scalar
 from transformer_jax.config import Config
+from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.loss import LossSums, chunked_loss_sums
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.optimizer import learning_rate, make_optimizer
@@ -64,10 +65,16 @@ def abstract_params(model: Transformer, mesh: Mesh) -> Params:
     return _abstract(lambda: _boxed_params(model, jax.random.key(0)), mesh)
 
 
-def abstract_batch(shape: tuple[int, int], mesh: Mesh) -> Batch:
-    """A batch of so many rows and tokens in a row, as shapes and shardings."""
-    struct = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.batch_sharding(mesh))
-    return dict.fromkeys(Batch.__annotations__, struct)  # type: ignore[return-value]
+def abstract_batch(shape: BatchShape, mesh: Mesh) -> Batch:
+    """A batch, as shapes and shardings."""
+    where = sharding.batch_sharding(mesh)
+
+    def rows_of(length: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((shape.rows, length), jnp.int32, sharding=where)
+
+    lengths = {"inputs": shape.source_length, "targets": shape.target_length}
+    names = Batch.__annotations__
+    return {name: rows_of(lengths[name.split("_")[0]]) for name in names}  # type: ignore[return-value]
 
 
 def _abstract(make_boxed: Callable[[], Any], mesh: Mesh):

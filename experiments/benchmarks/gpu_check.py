@@ -156,7 +156,8 @@ def compile_update(config: Config, vocab_size: int, mesh: Mesh) -> jax.stages.Co
     state = abstract_state(config, model, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     length = config.data.max_length
-    batch = abstract_batch((config.data.tokens_per_update // length, length), mesh)
+    rows = config.data.tokens_per_update // length
+    batch = abstract_batch(BatchShape(rows, length, length), mesh)
     with jax.set_mesh(mesh):
         return jit_train_step(config, model, shardings, mesh).lower(state, batch).compile()
 

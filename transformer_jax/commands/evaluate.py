@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 
 def evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) -> None:
-    from transformer_jax.data.corpus import read_split
+    from transformer_jax.data.sources import read_split
     from transformer_jax.data.text import fingerprint, read_pairs, write_lines
     from transformer_jax.distributed import check_agreement, is_first
     from transformer_jax.evaluate import bleu

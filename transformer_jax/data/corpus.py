@@ -1,75 +1,50 @@
-"""From the sources of a corpus to sentence pairs, a report of the filter, and a token store.
+"""Sentence pairs → those to keep, as tokens on disk, with a report of what was left out.
 
-The token store keeps the pairs on disk as ids. It is read memory-mapped, so a corpus need not fit
-into memory, and several processes on a machine share one copy.
+A token store is named after what it is made of, so runs share it and none is made twice. It is read
+memory-mapped: a corpus need not fit into memory, and processes on a machine share one copy.
 """
 
+import errno
 import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data.text import clean_line, find_file, read_pairs
+from transformer_jax.data.sources import Pair, Pairs
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK_PAIRS = 10_000
 _WARNING_SHARE = 0.05
 
 _REASONS = ("empty side", "source too long", "target too long", "length ratio")
 
-Pair = tuple[str, str]
-
-
-def read_split(config: DataConfig, split: Literal["train", "dev", "test"]) -> Iterator[Pair]:
-    """The (source, target) sentences of a split, in the order of the files.
-
-    All files are looked for and their lines counted in this call, before the first pair is asked
-    for. Raises UserError as `text.find_file`, `text.read_pairs` and `tfds_source.read_tfds` do.
-    """
-    if config.corpus == "cldr":
-        from transformer_jax.data.cldr import build_corpus
-
-        pairs = build_corpus(config.source_language, config.target_language)[split]
-        return ((clean_line(source), clean_line(target)) for source, target in pairs)
-    names = {"train": config.train, "dev": (config.dev,), "test": (config.test,)}[split]
-    if config.corpus == "tfds":
-        from transformer_jax.data.tfds_source import read_tfds
-
-        return read_tfds(config, names)
-    if not config.directory:
-        raise UserError("data.directory is empty: give the folder of the text, --data.directory")
-    files = [
-        read_pairs(
-            find_file(config.directory, name, config.source_language),
-            find_file(config.directory, name, config.target_language),
-        )
-        for name in names
-    ]
-    return chain.from_iterable(files)
-
 
 @dataclass(frozen=True)
 class FilterReport:
-    """What became of the pairs of a corpus: read = kept + the sum of dropped."""
+    """What became of the pairs of a source, or of all: read = kept + the sum of dropped."""
 
     read: int
     kept: int
     dropped: dict[str, int]
     """Pairs by the first reason that held: `empty side`, `source too long`, `target too long`,
     `length ratio`."""
+
+    def __add__(self, other: "FilterReport") -> "FilterReport":
+        dropped = {why: count + other.dropped[why] for why, count in self.dropped.items()}
+        return FilterReport(self.read + other.read, self.kept + other.kept, dropped)
 
     def lines(self) -> list[str]:
         """The report to print, one string a line."""
@@ -97,17 +72,23 @@ class TokenStore:
         source_tokens, target_tokens: uint16 or uint32[tokens], all sentences of a side.
         source_offsets, target_offsets: int64[pairs + 1].
         fingerprint: SHA-256, in hexadecimal, of the kept pairs, the filter and the tokenizer.
-        report: the `FilterReport` of the build.
+        reports: the name and the `FilterReport` of every source.
+        report: their sum.
+        starts: int64[sources + 1]; source i has the pairs starts[i]:starts[i + 1].
     """
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError for a directory that does not hold a whole store."""
+        self.directory = directory
         try:
             meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
             if meta["format"] != _FORMAT:
                 raise ValueError("another version of this program wrote it")
             self.fingerprint: str = meta["fingerprint"]
-            self.report = FilterReport(**meta["report"])
+            self.reports = [(name, FilterReport(**report)) for name, report in meta["sources"]]
+            self.report = _total(report for _, report in self.reports)
+            kept = [report.kept for _, report in self.reports]
+            self.starts = np.append(0, np.cumsum(kept))
             pairs = self.report.kept
             self.source_offsets = _mapped(directory / "source_offsets", np.int64, pairs + 1)
             self.target_offsets = _mapped(directory / "target_offsets", np.int64, pairs + 1)
@@ -159,58 +140,71 @@ def _slice(tokens: np.ndarray, offsets: np.ndarray, index: int) -> np.ndarray:
     return tokens[offsets[index] : offsets[index + 1]]
 
 
+def load_or_build(
+    folder: Path, sources: Sequence[Pairs], tokenizer: Tokenizer, config: DataConfig
+) -> TokenStore:
+    """The store of some sources in `folder`, built where it is missing; see `build_store`."""
+    content = [_FORMAT, tokenizer.fingerprint, *_filter_settings(config)]
+    content += [source.digest for source in sources]
+    directory = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+    if not directory.exists():
+        build_store(directory, [(one.name, one.read()) for one in sources], tokenizer, config)
+    return TokenStore(directory)
+
+
 def build_store(
     directory: Path,
-    pairs: Iterable[Pair],
+    sources: Iterable[tuple[str, Iterable[Pair]]],
     tokenizer: Tokenizer,
     config: DataConfig,
-    same_as: str | None = None,
 ) -> TokenStore:
-    """Encodes pairs into a token store at `directory`, replacing the one that is there.
+    """Encodes the pairs of sources, given by name, into a token store at `directory`.
 
     The store appears whole or not at all, and memory does not grow with the tokens. Pairs
     with a blank side, with a side of more than `config.max_length` tokens, or with one side more
     than `config.max_length_ratio` times as long as the other are dropped and counted; lengths count
-    the end mark. Processes that share the directory must not build it at
-    the same time.
+    the end mark. Where another process was faster, its store stays.
 
-    Raises UserError when no pair is read or kept, when the store would not have the fingerprint
-    `same_as`, and when the disk cannot be written; what was there then stays.
+    Raises UserError when no pair is read or kept, and when the disk cannot be written.
     """
-    settings = [config.max_length, config.max_length_ratio]
-    content = hashlib.sha256(json.dumps([_FORMAT, tokenizer.fingerprint, settings]).encode())
+    settings = [_FORMAT, tokenizer.fingerprint, _filter_settings(config)]
+    content = hashlib.sha256(json.dumps(settings).encode())
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
-    dropped = dict.fromkeys(_REASONS, 0)
-    read = 0
-    iterator = iter(pairs)
+    reports = []
     with _staging(directory) as staging:
         with (
-            _SideWriter(staging, "source", dtype) as sources,
-            _SideWriter(staging, "target", dtype) as targets,
+            _SideWriter(staging, "source", dtype) as source_writer,
+            _SideWriter(staging, "target", dtype) as target_writer,
         ):
-            while chunk := list(islice(iterator, _CHUNK_PAIRS)):
-                read += len(chunk)
-                rows = _filter(_encode(chunk, tokenizer), config, dropped)
-                sources.write([row.source_ids for row in rows])
-                targets.write([row.target_ids for row in rows])
-                for row in rows:
-                    content.update(f"{row.source}\n{row.target}\n".encode())
-        report = FilterReport(read, read - sum(dropped.values()), dropped)
-        _check_not_empty(directory, report)
-        fingerprint = content.hexdigest()
-        if same_as not in (None, fingerprint):
-            raise UserError(
-                f"{directory}: the corpus or tokenizer.model is not the one that this run was "
-                "begun with; restore it, or give another --run-directory"
-            )
+            for name, pairs in sources:
+                dropped, read = dict.fromkeys(_REASONS, 0), 0
+                iterator = iter(pairs)
+                while chunk := list(islice(iterator, _CHUNK_PAIRS)):
+                    read += len(chunk)
+                    rows = _filter(_encode(chunk, tokenizer), config, dropped)
+                    source_writer.write([row.source_ids for row in rows])
+                    target_writer.write([row.target_ids for row in rows])
+                    for row in rows:
+                        content.update(f"{row.source}\n{row.target}\n".encode())
+                content.update(b"\0")
+                reports.append((name, FilterReport(read, read - sum(dropped.values()), dropped)))
+        _check_not_empty(reports)
         meta = {
             "format": _FORMAT,
             "dtype": dtype.name,
-            "fingerprint": fingerprint,
-            "report": asdict(report),
+            "fingerprint": content.hexdigest(),
+            "sources": [(name, asdict(report)) for name, report in reports],
         }
         (staging / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     return TokenStore(directory)
+
+
+def _filter_settings(config: DataConfig) -> list[float]:
+    return [config.max_length, config.max_length_ratio]
+
+
+def _total(reports: Iterable[FilterReport]) -> FilterReport:
+    return sum(reports, start=FilterReport(0, 0, dict.fromkeys(_REASONS, 0)))
 
 
 class _Row(NamedTuple):
@@ -255,15 +249,19 @@ def _drop_reason(row: _Row, config: DataConfig) -> str | None:
     return None
 
 
-def _check_not_empty(directory: Path, report: FilterReport) -> None:
-    if report.read == 0:
-        raise UserError(f"the corpus is empty: no pair was read for {directory}")
-    if report.kept == 0:
-        reasons = ", ".join(f"{count} {why}" for why, count in report.dropped.items() if count)
-        raise UserError(
-            f"all {report.read} pairs read for {directory} were dropped ({reasons}): "
-            "raise data.max_length or data.max_length_ratio, or check the files"
-        )
+def _check_not_empty(reports: list[tuple[str, FilterReport]]) -> None:
+    """Each source must have something to give: one that has not is a mistake."""
+    if not reports:
+        raise UserError("the corpus is empty: no source of pairs was given")
+    for name, report in reports:
+        if report.read == 0:
+            raise UserError(f"the corpus is empty: no pair was read from {name}")
+        if report.kept == 0:
+            reasons = ", ".join(f"{count} {why}" for why, count in report.dropped.items() if count)
+            raise UserError(
+                f"all {report.read} pairs read from {name} were dropped ({reasons}): "
+                "raise data.max_length or data.max_length_ratio, or check the files"
+            )
 
 
 class _SideWriter:
@@ -296,20 +294,23 @@ class _SideWriter:
 def _staging(directory: Path) -> Iterator[Path]:
     """A new directory that becomes `directory` when the block ends without an exception."""
     directory = Path(os.path.realpath(directory))
-    suffix = secrets.token_hex(4)
-    staging = directory.with_name(f".{directory.name}.{suffix}.tmp")
-    replaced = directory.with_name(f".{directory.name}.{suffix}.old")
+    staging = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.tmp")
     try:
-        if directory.exists() and not (directory / "meta.json").exists():
-            raise UserError(f"{directory}: exists but is no token store, so it is not replaced")
         staging.mkdir(parents=True)
         yield staging
-        # A directory cannot be renamed over a full one; a kill between the two leaves none.
-        if directory.exists():
-            directory.rename(replaced)
-        staging.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with suppress(FileExistsError):  # another process has made the same
+            _rename(staging, directory)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _rename(staging: Path, directory: Path) -> None:
+    """Raises FileExistsError where the directory is there, and holds something."""
+    try:
+        staging.rename(directory)
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise FileExistsError from None
+        raise

@@ -1,13 +1,13 @@
 """Batch plan → arrays on this host, ahead of their use."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data.batch_plan import EpochPlan, plan_epoch
+from transformer_jax.data.batch_plan import EpochPlan, draw_pairs, plan_epoch
 from transformer_jax.data.corpus import TokenStore
 
 
@@ -40,7 +40,7 @@ class PlannedBatches:
 
 def collate(store: TokenStore, plan: EpochPlan, batch: int, shard: Shard) -> dict[str, np.ndarray]:
     """The rows of a batch that belong to `shard`: int32 arrays, see `array_types.Batch`."""
-    all_rows, length = plan.shapes[batch]
+    all_rows, *row_lengths = plan.shapes[batch]
     rows = all_rows // shard.count
     first = plan.batch_starts[batch] + shard.index * rows
     last = min(first + rows, plan.batch_starts[batch + 1])
@@ -54,7 +54,7 @@ def collate(store: TokenStore, plan: EpochPlan, batch: int, shard: Shard) -> dic
         "targets": (store.target_tokens, store.target_offsets),
     }
     arrays = {}
-    for side, (tokens, offsets) in sides.items():
+    for (side, (tokens, offsets)), length in zip(sides.items(), row_lengths, strict=True):
         starts, lengths = offsets[pairs], offsets[pairs + 1] - offsets[pairs]
         # Within a row sentences follow one another: a sentence starts where all before it end,
         # less what the rows before its own hold.
@@ -74,6 +74,16 @@ def collate(store: TokenStore, plan: EpochPlan, batch: int, shard: Shard) -> dic
     return arrays
 
 
+def epoch_plan(
+    store: TokenStore, config: DataConfig, seed: int, epoch: int, row_multiple: int
+) -> EpochPlan:
+    """The batches of an epoch of training, in which sources have their weights."""
+    weights = [source.weight for source in config.sources("train")]
+    pairs = draw_pairs(store.starts, weights, seed, epoch)
+    lengths = store.source_lengths, store.target_lengths
+    return plan_epoch(*lengths, config, seed, epoch, row_multiple, pairs)
+
+
 def train_batches(
     store: TokenStore,
     config: DataConfig,
@@ -88,18 +98,17 @@ def train_batches(
     """
     import grain
 
-    def plan(epoch: int) -> EpochPlan:
-        return plan_epoch(
-            store.source_lengths, store.target_lengths, config, seed, epoch, row_multiple
-        )
-
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch_batches)
     executor = ThreadPoolExecutor(1)
+
+    def planned(epoch: int) -> Future[EpochPlan]:
+        return executor.submit(epoch_plan, store, config, seed, epoch, row_multiple)
+
     try:
-        current = executor.submit(plan, cursor.epoch)
+        current = planned(cursor.epoch)
         while True:
             source = PlannedBatches(store, current.result(), shard)
-            current = executor.submit(plan, cursor.epoch + 1)
+            current = planned(cursor.epoch + 1)
             dataset = grain.MapDataset.source(source)[cursor.batch :].to_iter_dataset(options)
             for batch in dataset:
                 cursor = Cursor(cursor.epoch, cursor.batch + 1)

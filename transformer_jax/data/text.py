@@ -18,13 +18,16 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from transformer_jax.errors import UserError
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
+SUFFIXES = ("", *_MAGIC)
+"""What the name of a file may end with, after its own ending."""
+
 _OTHER_ARCHIVES = {".bz2", ".zst", ".zip", ".7z", ".lz4", ".lzma", ".tar", ".tgz"}
 _CHUNK_BYTES = 1 << 20
 
@@ -58,31 +61,65 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
     Raises UserError, naming `name` and the line, for bytes that are not UTF-8.
     """
+    return map(clean_line, _decoded(stream, name))
+
+
+def read_rows(path: Path) -> Iterator[list[str]]:
+    """The lines of a file, each split at its tabs and nowhere else: quotes mean nothing.
+
+    The fields are cleaned by the rule at the top of this module; raises UserError as `read_lines`.
+    """
+    with _open_binary(path) as file:
+        for line in _decoded(file, str(path)):
+            yield [clean_line(field) for field in line.split("\t")]
+
+
+def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
     for number, raw in enumerate(stream, start=1):
         try:
-            line = raw.decode("utf-8")
+            yield raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{name}, line {number}: not valid UTF-8 (byte 0x{raw[error.start]:02x}): "
                 "convert the file to UTF-8"
             ) from None
-        yield clean_line(line)
 
 
-def count_lines(path: Path) -> int:
-    """How many lines `read_lines` gives; counts bytes and decodes nothing.
+class Scan(NamedTuple):
+    """What a file holds, without decoding it."""
+
+    lines: int
+    """How many `read_lines` gives."""
+    digest: str
+    """SHA-256 of its unpacked bytes, in hexadecimal."""
+
+
+def scan(path: Path) -> Scan:
+    """Counts the lines of a file and hashes it.
 
     Raises UserError as `read_lines` does, except for what is not UTF-8, and for a pipe, whose
     lines would be gone once counted.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path}: not a regular file, so its lines cannot be counted first")
-    count, last = 0, b"\n"
+    count, last, content = 0, b"\n", hashlib.sha256()
     with _open_binary(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             count += chunk.count(b"\n")
             last = chunk[-1:]
-    return count if last == b"\n" else count + 1
+            content.update(chunk)
+    return Scan(count if last == b"\n" else count + 1, content.hexdigest())
+
+
+def scan_pairs(source_path: Path, target_path: Path) -> Scan:
+    """Their number of lines, and one digest for both. Raises UserError where they differ in it."""
+    source, target = scan(source_path), scan(target_path)
+    if source.lines != target.lines:
+        raise UserError(
+            f"{source_path} has {source.lines} lines but {target_path} has {target.lines}: "
+            "line i of one must translate line i of the other"
+        )
+    return Scan(source.lines, f"{source.digest} {target.digest}")
 
 
 def read_pairs(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
@@ -91,12 +128,7 @@ def read_pairs(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]
     The lines are counted in this call, before the first pair is asked for. Raises UserError when
     the counts differ, and as `read_lines` does.
     """
-    source_count, target_count = count_lines(source_path), count_lines(target_path)
-    if source_count != target_count:
-        raise UserError(
-            f"{source_path} has {source_count} lines but {target_path} has {target_count}: "
-            "line i of one must translate line i of the other"
-        )
+    scan_pairs(source_path, target_path)
     return zip(read_lines(source_path), read_lines(target_path), strict=True)
 
 
@@ -106,7 +138,7 @@ def find_file(directory: str, name: str, language: str) -> Path:
     Raises UserError, naming the files looked for, when none is there.
     """
     plain = os.path.join(os.path.expanduser(directory), f"{name}.{language}")
-    for suffix in ("", *_MAGIC):
+    for suffix in SUFFIXES:
         if os.path.isfile(plain + suffix):
             return Path(plain + suffix)
     raise UserError(f"{plain}: no such file, nor with .gz or .xz after it; check the data section")

@@ -4,19 +4,19 @@ A data set is made on first use: its texts are downloaded, and `<directory>/<nam
 written from them. Any other that lies in the directory in this form is read too.
 """
 
+import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from itertools import chain
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import tensorflow_datasets as tfds
 import tensorflow_datasets.translate  # makes the names of WMT known
 from tensorflow_datasets.core.download import extractor
 
-from transformer_jax.config import DataConfig
 from transformer_jax.data.text import clean_line
 from transformer_jax.errors import UserError
 
@@ -24,18 +24,26 @@ from transformer_jax.errors import UserError
 _CHUNK_EXAMPLES = 1_000
 
 
-def read_tfds(config: DataConfig, splits: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The (source, target) sentences of some splits, one after the other, each in tfds's order.
+class Split(NamedTuple):
+    """A split that was found."""
 
-    The data set is looked for, made where it is missing, and opened in this call, before the first
-    pair is asked for. Raises UserError where it is unknown or has other languages or splits, where
-    it cannot be made or read, and for bytes that are not UTF-8.
+    count: int
+    digest: str
+    """Of what tfds says of its files: names, sizes, sentences; not of their content."""
+    read: Callable[[], Iterator[tuple[str, str]]]
+    """The cleaned (source, target) sentences, in tfds's order."""
+
+
+def open_tfds(name: str, split: str, directory: str, languages: Sequence[str]) -> Split:
+    """Opens a split of a data set, which is made where it is missing.
+
+    Raises UserError where it is unknown or has other languages or splits, where it cannot be made
+    or read; its `read` raises it for bytes that are not UTF-8, too.
     """
-    languages = (config.source_language, config.target_language)
-    builder = _find(config.tfds_name, config.directory)
+    builder = _find(name, directory)
     _check_languages(builder, languages)
     _make(builder)
-    return chain.from_iterable([_pairs(builder, split, languages) for split in splits])
+    return _open(builder, split, languages)
 
 
 def make(name: str, directory: str = "") -> None:
@@ -88,16 +96,17 @@ def _unpacking_by_python() -> Iterator[None]:
         extractor.tf = tensorflow
 
 
-def _pairs(
-    builder: tfds.core.DatasetBuilder, split: str, languages: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    """The cleaned pairs of a split, which is opened in this call."""
+def _open(builder: tfds.core.DatasetBuilder, split: str, languages: Sequence[str]) -> Split:
     if split == "dev" and split not in builder.info.splits:
         split = "validation"
     name = f"split {split!r} of {builder.data_path}"
     where = f"{name} cannot be read; if files are damaged, delete the folder to make it anew"
     with _explained(where):
         examples = builder.as_data_source(split=split)
+        info = builder.info.splits[split]
+        facts = [builder.info.full_name, split, info.num_examples, languages]
+        paths = [builder.data_path / os.path.basename(path) for path in sorted(info.filenames)]
+        facts += [(path.name, path.stat().length) for path in paths]
 
     def text(raw: bytes) -> str:
         try:
@@ -114,7 +123,7 @@ def _pairs(
                 source, target = (text(example[language]) for language in languages)
                 yield source, target
 
-    return read()
+    return Split(len(examples), json.dumps(facts), read)
 
 
 @contextmanager
