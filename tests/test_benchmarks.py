@@ -62,3 +62,17 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == "gpu_check: the first device is 'cpu', no GPU: give --tiny\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_benchmark_of_the_loader_runs(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("loader.py")
+    sides = [Path(__file__).parent / f"data/base/train.{language}" for language in ("en", "de")]
+    options = ["--pairs", "5000", "--vocab-size", "400", "--json", tmp_path / "result.json"]
+    command = [sys.executable, script, *sides, *options]
+    subprocess.run(list(map(str, command)), check=True, timeout=120)
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert result["store"]["pairs"] == 300
+    assert result["large"]["pairs"] == 5_000
+    for name in ("packed", "bucketed"):
+        assert 0.5 < result[name]["share_of_real_tokens"] <= 1
+        assert result[name]["target_tokens_per_second"] > 0

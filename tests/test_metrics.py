@@ -8,6 +8,7 @@ import pytest
 
 from transformer_jax.chips import CHIPS, Chip
 from transformer_jax.config import TrainConfig
+from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.loss import LossSums
 from transformer_jax.metrics import MetricsLog
 from transformer_jax.train_step import StepMetrics
@@ -54,7 +55,7 @@ def test_speed_is_that_of_training_alone(
     with MetricsLog(tmp_path, TrainConfig(log_interval=2), 0, count_flops) as log:
         for step, (targets, sources) in enumerate([(300, 100), (100, 300)], start=1):
             clock.now += 1.5
-            log.update(step, metrics_of(targets, sources), (4, 128))
+            log.update(step, metrics_of(targets, sources), BatchShape(4, 128, 128))
             with log.aside("evaluation"):
                 clock.now += 1.5
             with log.aside("saving"):

@@ -47,6 +47,7 @@ def data(folder: Path, *train: str, **changes: object) -> DataConfig:
     [
         ("train", Source("files", "train", 1.0)),
         ("bible=0.5", Source("files", "bible", 0.5)),
+        ("news#<BT>=0.5", Source("files", "news", 0.5, "<BT>")),
         ("date=2020-01=3", Source("files", "date=2020-01", 3.0)),
         ("date=2020-01", Source("files", "date=2020-01", 1.0)),
         ("tsv:a:b.tsv:2,1=2", Source("tsv", "a:b.tsv:2,1", 2.0)),
@@ -88,6 +89,12 @@ def test_a_split_of_tfds_among_files(folder: Path) -> None:
     ]
     assert sorted(sources[0].read()) == sorted(PAIRS)
     assert list(itertools.islice(read_split(config, "train"), 2, 3)) == MORE
+
+
+def test_a_tag_stands_before_every_source(folder: Path) -> None:
+    (one,) = open_sources(data(folder, "news-1#<BT>"), "train")
+    assert list(one.read()) == [(f"<BT> {source}", target) for source, target in PAIRS]
+    assert one.digest != open_sources(data(folder, "news-1"), "train")[0].digest
 
 
 def test_a_star_stands_for_all_files_that_match(folder: Path) -> None:

@@ -16,18 +16,24 @@ class Source(NamedTuple):
     name: str
     weight: float = 1.0
     """How often each pair comes in an epoch."""
+    tag: str = ""
+    """A word put before every source sentence, so that the model can tell them from others."""
 
     @classmethod
     def parse(cls, text: str, default_kind: str) -> "Source":
-        """Reads `[KIND:]NAME[=WEIGHT]`, such as `bible=0.5` or `tsv:~/pairs.tsv`."""
+        """Reads `[KIND:]NAME[#TAG][=WEIGHT]`, such as `tsv:~/pairs.tsv` or `bible=0.5`."""
         kind, colon, name = text.partition(":")
         if not colon or kind not in KINDS:
             kind, name = default_kind, text
-        start, equals, weight = name.rpartition("=")
+        start, equals, end = name.rpartition("=")
         try:
-            return cls(kind, start, float(weight)) if equals else cls(kind, name)
-        except ValueError:  # a name that has an equals sign
-            return cls(kind, name)
+            weight = float(end) if equals else 1.0
+        except ValueError:  # the equals sign is part of the name
+            weight = 1.0
+        else:
+            name = start if equals else name
+        name, _, tag = name.partition("#")
+        return cls(kind, name, weight, tag)
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,11 @@ class DataConfig:
     target_language: str = "de"
     """Language translated into: the ending of the target files, or the name of tfds."""
     train: tuple[str, ...] = ("train",)
-    """What to train on, each `[KIND:]NAME[=WEIGHT]`: the name of files without the language, with
-    `*` for any letters; `tsv:FILE` or `tsv:FILE:2,1` (its columns of source and target);
+    """What to train on, each `[KIND:]NAME[#TAG][=WEIGHT]`: the name of files without the language,
+    with `*` for any letters; `tsv:FILE` or `tsv:FILE:2,1` (its columns of source and target);
     `folder:DIRECTORY:SPLIT` (files `<language>.<split>.txt`); `tfds:NAME:SPLIT`; `cldr:train`;
     `multi30k:train`; `given:NAME`, pairs that Python gives. A pair comes WEIGHT times in an epoch,
-    by default once."""
+    by default once; TAG is put before its source."""
     dev: str = "dev"
     """What is scored while training, as in `train` without weight; `dev` is tfds's `validation`
     where it has no split `dev`."""

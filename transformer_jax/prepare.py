@@ -96,7 +96,7 @@ def _check(config: Config, sources: dict[str, list[Pairs]]) -> None:
 def _report(split: str, store: TokenStore, say: Callable[[str], None]) -> None:
     if len(store.reports) > 1:
         for name, report in store.reports:
-            say(f"{split}: {name}: " + "; ".join(report.lines()))
+            say(f"{split}: {name}: {'; '.join(report.lines())}")
     for line in store.report.lines():
         say(f"{split}: {line}")
 

@@ -53,7 +53,9 @@ class FilterReport:
             return f"{count} ({100 * count / max(self.read, 1):.1f} %)"
 
         lines = [f"read {self.read} pairs", f"kept {counted(self.kept)}"]
-        lines += [f"dropped {counted(count)}: {why}" for why, count in self.dropped.items()]
+        lines += [
+            f"dropped {counted(count)}: {why}" for why, count in self.dropped.items() if count
+        ]
         if self.read - self.kept > _WARNING_SHARE * self.read:
             lines.append(
                 f"WARNING: {counted(self.read - self.kept)} pairs were dropped; data.max_length "

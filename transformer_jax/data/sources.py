@@ -49,7 +49,9 @@ def open_sources(
     there, and as `text.scan_pairs`, `tfds_source.open_tfds` and `multi30k.fetch` do; their `read`
     raises it as `text.read_lines` does.
     """
-    return [_open(config, source, given or {}) for source in config.sources(split)]
+    return [
+        _tagged(_open(config, source, given or {}), source.tag) for source in config.sources(split)
+    ]
 
 
 def read_split(
@@ -88,6 +90,16 @@ def _open(config: DataConfig, source: Source, given: Given) -> Pairs:
                 raise UserError(f"cldr:{source.name}: the built-in corpus has {known}")
             return _in_memory(source, corpus[source.name])
     return _in_memory(source, _given(source.name, given))
+
+
+def _tagged(pairs: Pairs, tag: str) -> Pairs:
+    if not tag:
+        return pairs
+
+    def read() -> Iterator[Pair]:
+        return ((f"{tag} {source}", target) for source, target in pairs.read())
+
+    return pairs._replace(digest=f"{pairs.digest} {tag}", read=read)
 
 
 def split_of(name: str) -> tuple[str, str]:
