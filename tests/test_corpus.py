@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import both
 
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import corpus
 from transformer_jax.data.corpus import FilterReport, TokenStore, build_store, read_split
-from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 
 DATA = Path(__file__).parent / "data"
@@ -20,7 +21,7 @@ DATA = Path(__file__).parent / "data"
 class WordTokenizer(Tokenizer):
     """One id a word, so that lengths can be told from the text alone."""
 
-    eos_id = 2
+    pad_id, bos_id, eos_id, unk_id = range(4)
     fingerprint = "words"
 
     def __init__(self, vocab_size: int = 10_000) -> None:
@@ -34,13 +35,17 @@ class WordTokenizer(Tokenizer):
         ]
 
 
+def word_tokenizers() -> Tokenizers:
+    return both(WordTokenizer())
+
+
 def files(folder: str, **changes: object) -> DataConfig:
     return dataclasses.replace(DataConfig(directory=str(DATA / folder)), **changes)
 
 
 def build(directory: Path, folder: str, **changes: object) -> TokenStore:
     config = files(folder, **changes)
-    return build_store(directory, read_split(config, "train"), WordTokenizer(), config)
+    return build_store(directory, read_split(config, "train"), word_tokenizers(), config)
 
 
 def raw_lines(path: Path) -> list[str]:
@@ -90,7 +95,7 @@ def test_store_holds_every_sentence_with_its_end_mark(
     config = files("base")
     sides = [raw_lines(DATA / f"base/train.{language}") for language in ("en", "de")]
     tokenizer = Tokenizer(train_tokenizer(sides[0] + sides[1], TokenizerConfig(vocab_size=400)))
-    store = build_store(tmp_path / "store", read_split(config, "train"), tokenizer, config)
+    store = build_store(tmp_path / "store", read_split(config, "train"), both(tokenizer), config)
 
     sources, targets = ([[*ids, 2] for ids in tokenizer.encode(side)] for side in sides)
     assert len(store) == 300
@@ -113,7 +118,7 @@ def test_store_holds_every_sentence_with_its_end_mark(
 def test_a_large_vocabulary_takes_wider_ids(tmp_path: Path) -> None:
     for size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
         tokenizer = WordTokenizer(size)
-        store = build_store(tmp_path / "store", [("a", "b")], tokenizer, DataConfig())
+        store = build_store(tmp_path / "store", [("a", "b")], both(tokenizer), DataConfig())
         assert store.source_tokens.dtype == dtype
         assert store.source(0).tolist() == [size - 1, 2]
 
@@ -124,7 +129,7 @@ def test_a06_pairs_with_a_blank_side_are_dropped(tmp_path: Path) -> None:
     sides = (raw_lines(DATA / f"A06_one_sided_blank/train.{side}") for side in ("en", "de"))
     pairs = list(zip(*sides, strict=True))
     kept = build_store(
-        tmp_path / "kept", [pairs[i] for i in (0, 1, 3, 4, 7)], WordTokenizer(), files("base")
+        tmp_path / "kept", [pairs[i] for i in (0, 1, 3, 4, 7)], word_tokenizers(), files("base")
     )
     assert store.fingerprint == kept.fingerprint
     assert store.target_lengths.tolist() == [len(pairs[i][1].split()) + 1 for i in (0, 1, 3, 4, 7)]
@@ -166,7 +171,7 @@ def test_a12_nothing_left_is_an_error(tmp_path: Path) -> None:
 
 def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the corpus is empty"):
-        build_store(tmp_path / "store", [], WordTokenizer(), DataConfig())
+        build_store(tmp_path / "store", [], word_tokenizers(), DataConfig())
     assert os.listdir(tmp_path) == []
 
 
@@ -194,7 +199,7 @@ def test_each_reason_at_its_edge(tmp_path: Path) -> None:
         ("a", "\u3000"),
     ]
     config = DataConfig(max_length=10, max_length_ratio=3.0)
-    store = build_store(tmp_path / "store", pairs, WordTokenizer(), config)
+    store = build_store(tmp_path / "store", pairs, word_tokenizers(), config)
     assert store.report == FilterReport(9, 3, counts(empty=2, source=1, target=1, ratio=2))
     assert list(zip(store.source_lengths, store.target_lengths, strict=True)) == [
         (2, 6),
@@ -211,7 +216,7 @@ def test_fingerprint_tells_content_filter_and_tokenizer(tmp_path: Path) -> None:
 
     def fingerprint(pairs=pairs, tokenizer=None, config=config) -> str:
         tokenizer = tokenizer or WordTokenizer()
-        return build_store(tmp_path / "s", pairs, tokenizer, config).fingerprint
+        return build_store(tmp_path / "s", pairs, both(tokenizer), config).fingerprint
 
     same = fingerprint()
     assert same == fingerprint(iter(pairs))
@@ -233,17 +238,17 @@ def test_a_store_is_replaced_whole_or_not_at_all(
 ) -> None:
     monkeypatch.setattr(corpus, "_CHUNK_PAIRS", 1)
     directory = tmp_path / "store"
-    first = build_store(directory, [("a", "b")], WordTokenizer(), DataConfig())
+    first = build_store(directory, [("a", "b")], word_tokenizers(), DataConfig())
 
     def broken() -> Iterator[tuple[str, str]]:
         yield "x", "y"
         raise UserError("train.en, line 2: not valid UTF-8")
 
     with pytest.raises(UserError, match="line 2"):
-        build_store(directory, broken(), WordTokenizer(), DataConfig())
+        build_store(directory, broken(), word_tokenizers(), DataConfig())
     assert TokenStore(directory).fingerprint == first.fingerprint
 
-    second = build_store(directory, [("c d", "e")], WordTokenizer(), DataConfig())
+    second = build_store(directory, [("c d", "e")], word_tokenizers(), DataConfig())
     assert second.source_lengths.tolist() == [3]
     assert first.source(0).tolist() == [9999, 2], "an open store outlives its replacement"
     assert os.listdir(tmp_path) == ["store"]
@@ -252,19 +257,19 @@ def test_a_store_is_replaced_whole_or_not_at_all(
 def test_a_directory_that_is_no_store_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"precious")
     with pytest.raises(UserError, match="no token store"):
-        build_store(tmp_path, [("a", "b")], WordTokenizer(), DataConfig())
+        build_store(tmp_path, [("a", "b")], word_tokenizers(), DataConfig())
     assert (tmp_path / "mine.txt").read_bytes() == b"precious"
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be written"):
-        build_store(tmp_path / "file/store", [("a", "b")], WordTokenizer(), DataConfig())
+        build_store(tmp_path / "file/store", [("a", "b")], word_tokenizers(), DataConfig())
 
 
 @pytest.mark.parametrize("name", ["meta.json", "source_tokens", "target_offsets"])
 def test_a_damaged_store_is_an_error(tmp_path: Path, name: str) -> None:
-    build_store(tmp_path / "store", [("a", "b")], WordTokenizer(), DataConfig())
+    build_store(tmp_path / "store", [("a", "b")], word_tokenizers(), DataConfig())
     path = tmp_path / "store" / name
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b""):

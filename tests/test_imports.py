@@ -19,7 +19,8 @@ PACKAGE = Path(transformer_jax.__file__).parent
 ORDER = [
     ["errors", "config_checks", "config_data", "config", "presets", "experiment", "array_types"],
     ["distributed", "chips", "hlo"],
-    ["data.text", "data.cldr", "data.tfds_source", "data.tokenizer", "data.corpus"],
+    ["data.text", "data.cldr", "data.tfds_source", "data.tokenizer"],
+    ["data.sampling", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["sharding"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],

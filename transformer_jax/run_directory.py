@@ -3,7 +3,7 @@
 | name | content |
 |---|---|
 | `config.json` | the resolved configuration |
-| `tokenizer.model` | the SentencePiece model |
+| `tokenizer.model` | the SentencePiece model, or `tokenizer.source.model` and `.target.model` |
 | `checkpoints/` | see `checkpoint.py` |
 | `tokens/` | the training and validation pairs as tokens |
 | `metrics.jsonl`, `tensorboard/` | what training reported |
@@ -55,12 +55,16 @@ class RunDirectory:
     def __init__(self, path: str):
         self.path = _expanded(path)
         self.config = self.path / "config.json"
-        self.tokenizer = self.path / "tokenizer.model"
         self.checkpoints = self.path / "checkpoints"
         self.tokens = self.path / "tokens"
         self.profile = self.path / "profile"
         self.evaluations = self.path / "evaluations"
         self.results = self.path / "evaluations.jsonl"
+
+    def tokenizers(self, shared: bool) -> tuple[Path, ...]:
+        """The model file of both sides, or those of source and target."""
+        names = ("tokenizer",) if shared else ("tokenizer.source", "tokenizer.target")
+        return tuple(self.path / f"{name}.model" for name in names)
 
     @contextmanager
     def creating(self) -> Iterator[None]:

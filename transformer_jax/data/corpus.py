@@ -21,7 +21,7 @@ import numpy as np
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.text import clean_line, find_file, read_pairs
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizers
 from transformer_jax.errors import UserError
 
 _FORMAT = 1
@@ -162,7 +162,7 @@ def _slice(tokens: np.ndarray, offsets: np.ndarray, index: int) -> np.ndarray:
 def build_store(
     directory: Path,
     pairs: Iterable[Pair],
-    tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     config: DataConfig,
     same_as: str | None = None,
 ) -> TokenStore:
@@ -178,8 +178,8 @@ def build_store(
     `same_as`, and when the disk cannot be written; what was there then stays.
     """
     settings = [config.max_length, config.max_length_ratio]
-    content = hashlib.sha256(json.dumps([_FORMAT, tokenizer.fingerprint, settings]).encode())
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    content = hashlib.sha256(json.dumps([_FORMAT, tokenizers.fingerprint, settings]).encode())
+    dtype = np.dtype(np.uint16 if tokenizers.vocab_size <= 2**16 else np.uint32)
     dropped = dict.fromkeys(_REASONS, 0)
     read = 0
     iterator = iter(pairs)
@@ -190,7 +190,7 @@ def build_store(
         ):
             while chunk := list(islice(iterator, _CHUNK_PAIRS)):
                 read += len(chunk)
-                rows = _filter(_encode(chunk, tokenizer), config, dropped)
+                rows = _filter(_encode(chunk, tokenizers), config, dropped)
                 sources.write([row.source_ids for row in rows])
                 targets.write([row.target_ids for row in rows])
                 for row in rows:
@@ -200,7 +200,7 @@ def build_store(
         fingerprint = content.hexdigest()
         if same_as not in (None, fingerprint):
             raise UserError(
-                f"{directory}: the corpus or tokenizer.model is not the one that this run was "
+                f"{directory}: the corpus or the tokenizer is not the one that this run was "
                 "begun with; restore it, or give another --run-directory"
             )
         meta = {
@@ -220,11 +220,11 @@ class _Row(NamedTuple):
     target_ids: list[int]
 
 
-def _encode(pairs: list[Pair], tokenizer: Tokenizer) -> list[_Row]:
+def _encode(pairs: list[Pair], tokenizers: Tokenizers) -> list[_Row]:
     sources, targets = (list(side) for side in zip(*pairs, strict=True))
     ids = (
         [[*sentence, tokenizer.eos_id] for sentence in tokenizer.encode(side)]
-        for side in (sources, targets)
+        for tokenizer, side in ((tokenizers.source, sources), (tokenizers.target, targets))
     )
     return [_Row(*row) for row in zip(sources, targets, *ids, strict=True)]
 
