@@ -49,6 +49,7 @@ FIXED = {
     "tokenizer.shared": False,
     "tokenizer.vocab_size": 8_000,
     "tokenizer.max_sentences": 1_000,
+    "tokenizer.character_coverage": 0.99,
     "tokenizer.models": ("spm.model",),
     "tokenizer.sampling_rate": 0.1,
     "model.num_layers": 3,

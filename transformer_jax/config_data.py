@@ -66,6 +66,8 @@ class TokenizerConfig:
     """Pieces in a vocabulary, special ones included."""
     max_sentences: int = 2_000_000
     """Sentences that a tokenizer is trained on, sampled evenly; a million take about 0.5 GB."""
+    character_coverage: float = 1.0
+    """Share of a text's characters that are pieces; the rarest others are spelled in bytes."""
     models: tuple[str, ...] = ()
     """SentencePiece models to take instead of training: one if shared, else source and target."""
     sampling_rate: float = 0.0
@@ -76,6 +78,8 @@ class TokenizerConfig:
         check_types(self)
         check(self, self.vocab_size > 260, "vocab_size", "above 260 (256 bytes, 4 special pieces)")
         check_least(self, 1, "max_sentences")
+        coverage = 0.98 <= self.character_coverage <= 1
+        check(self, coverage, "character_coverage", "from 0.98 to 1")
         sides, files = (1, "one file") if self.shared else (2, "two files, source and target,")
         fits = len(self.models) in (0, sides)
         check(self, fits, "models", f"{files} where tokenizer.shared is {self.shared}, or none")

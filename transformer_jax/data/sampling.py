@@ -36,10 +36,10 @@ class Sampler:
         Raises UserError for a foreign model with pieces that this does not know.
         """
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
-        vocabulary = _Vocabulary(tokenizer)
         method = {"bpe": _BpeDropout, "unigram": _UnigramSampling}.get(tokenizer.algorithm)
         if method is None:
             raise UserError(f"{tokenizer.name}: a {tokenizer.algorithm} model cannot be sampled")
+        vocabulary = _Vocabulary(tokenizer)
         self._draw = method(vocabulary, rate).draw
         # No piece goes beyond a space, so words are drawn one by one, and known ones are cached.
         crossed = any(_SPACE in piece[1:] for piece in vocabulary.ids)

@@ -53,7 +53,7 @@ def train_tokenizer(
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             byte_fallback=True,
-            character_coverage=1.0,
+            character_coverage=config.character_coverage,
             pad_id=0,
             bos_id=1,
             eos_id=2,
@@ -119,7 +119,10 @@ def _explained(message: str, config: TokenizerConfig, text: str) -> UserError:
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         size = smallest[1]
-        return UserError(f"{setting}: the characters of {text} alone need at least {size}")
+        return UserError(
+            f"{setting}: the characters of {text} alone need at least {size}; or give rare ones no "
+            "piece of their own, --tokenizer.character-coverage 0.9995"
+        )
     return UserError(f"the tokenizer could not be trained: {message}")
 
 
