@@ -7,6 +7,7 @@ import numpy as np
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
 from transformer_jax.config import Config, DataConfig, LossConfig, ModelConfig, OptimizerConfig
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
 
@@ -36,6 +37,11 @@ def small_params(config: Config) -> Params:
     """Weights of a new model."""
     state, _ = init_state(config, small_model(config), one_device())
     return state.params
+
+
+def both(tokenizer: Tokenizer) -> Tokenizers:
+    """One tokenizer for source and target."""
+    return Tokenizers(tokenizer, tokenizer)
 
 
 def one_device() -> jax.sharding.Mesh:

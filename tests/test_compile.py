@@ -100,6 +100,22 @@ def test_filler_rows_are_no_tokens(tiny_config: Callable[..., Config]) -> None:
     assert (work.rows, work.tokens) == (4, 2 * 3 * 64)
 
 
+@pytest.mark.parametrize("what", ["train", "decode"])
+def test_two_vocabularies_have_two_matrices_and_no_more_products(
+    tiny_config: Callable[..., Config], what: str
+) -> None:
+    """The source's matrix, in training also of Adam's two moments; rows are looked up in it."""
+    trace = {"train": compiling.trace_train, "decode": compiling.trace_decode}[what]
+    works = [
+        trace(tiny_config(Path("run"), {"tokenizer.shared": shared}), builders.one_device())
+        for shared in (True, False)
+    ]
+    sizes = [sum(aval.size for aval in jax.tree.leaves(work.traced.in_avals)) for work in works]
+    rows, d_model = 384, 16
+    assert sizes[1] - sizes[0] == rows * d_model * (3 if what == "train" else 1)
+    assert works[0].model_flops == works[1].model_flops
+
+
 def test_micro_batches_are_all_counted(tiny_config: Callable[..., Config]) -> None:
     """They are rounds of a loop, which XLA's cost analysis counts once."""
     reports = [

@@ -68,6 +68,13 @@ def test_without_tables_of_positions_the_layout_is_taken_as_told():
         from_marian(state, config, "Concatenated")
 
 
+def test_two_vocabularies_are_refused():
+    config, params = marian_like()
+    params["embedding"]["source_embedding"] = params["embedding"]["embedding"]
+    with pytest.raises(UserError, match="one vocabulary"):
+        to_marian(params, config)
+
+
 def test_half_precision_becomes_float32():
     config, params = marian_like()
     state = {name: value.astype(np.float16) for name, value in to_marian(params, config).items()}

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import both
 
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import corpus
 from transformer_jax.data.corpus import FilterReport, TokenStore, build_store, load_or_build
 from transformer_jax.data.sources import Pair, Pairs, read_split
-from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 
 DATA = Path(__file__).parent / "data"
@@ -22,7 +23,7 @@ DATA = Path(__file__).parent / "data"
 class WordTokenizer(Tokenizer):
     """One id a word, so that lengths can be told from the text alone."""
 
-    eos_id = 2
+    pad_id, bos_id, eos_id, unk_id = range(4)
     fingerprint = "words"
 
     def __init__(self, vocab_size: int = 10_000) -> None:
@@ -34,6 +35,10 @@ class WordTokenizer(Tokenizer):
             [self.words.setdefault(w, self.vocab_size - 1 - len(self.words)) for w in s.split()]
             for s in sentences
         ]
+
+
+def word_tokenizers() -> Tokenizers:
+    return both(WordTokenizer())
 
 
 def files(folder: str, **changes: object) -> DataConfig:
@@ -54,7 +59,7 @@ def store_of(
     """A store of one source in a new folder of `directory`."""
     where = directory / str(next(_names))
     named = [("all", pairs)]
-    return build_store(where, named, tokenizer or WordTokenizer(), config or DataConfig())
+    return build_store(where, named, both(tokenizer or WordTokenizer()), config or DataConfig())
 
 
 def raw_lines(path: Path) -> list[str]:
@@ -105,7 +110,7 @@ def test_store_holds_every_sentence_with_its_end_mark(
     sides = [raw_lines(DATA / f"base/train.{language}") for language in ("en", "de")]
     tokenizer = Tokenizer(train_tokenizer(sides[0] + sides[1], TokenizerConfig(vocab_size=400)))
     store = build_store(
-        tmp_path / "store", [("all", read_split(config, "train"))], tokenizer, config
+        tmp_path / "store", [("all", read_split(config, "train"))], both(tokenizer), config
     )
 
     sources, targets = ([[*ids, 2] for ids in tokenizer.encode(side)] for side in sides)
@@ -180,7 +185,7 @@ def test_a12_nothing_left_is_an_error(tmp_path: Path) -> None:
 
 def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the corpus is empty"):
-        build_store(tmp_path / "store", [("all", [])], WordTokenizer(), DataConfig())
+        build_store(tmp_path / "store", [("all", [])], word_tokenizers(), DataConfig())
     assert os.listdir(tmp_path) == []
 
 
@@ -208,7 +213,7 @@ def test_each_reason_at_its_edge(tmp_path: Path) -> None:
         ("a", "\u3000"),
     ]
     config = DataConfig(max_length=10, max_length_ratio=3.0)
-    store = build_store(tmp_path / "store", [("all", pairs)], WordTokenizer(), config)
+    store = build_store(tmp_path / "store", [("all", pairs)], word_tokenizers(), config)
     assert store.report == FilterReport(9, 3, counts(empty=2, source=1, target=1, ratio=2))
     assert list(zip(store.source_lengths, store.target_lengths, strict=True)) == [
         (2, 6),
@@ -251,7 +256,7 @@ def test_a_store_appears_whole_or_not_at_all(
         raise UserError("train.en, line 2: not valid UTF-8")
 
     with pytest.raises(UserError, match="line 2"):
-        build_store(tmp_path / "store", [("all", broken())], WordTokenizer(), DataConfig())
+        build_store(tmp_path / "store", [("all", broken())], word_tokenizers(), DataConfig())
     assert os.listdir(tmp_path) == []
 
 
@@ -260,9 +265,9 @@ def test_the_store_of_a_faster_process_stays(tmp_path: Path) -> None:
 
     def slow() -> Iterator[tuple[str, str]]:
         yield "a", "b"
-        build_store(directory, [("faster", [("a", "b")])], WordTokenizer(), DataConfig())
+        build_store(directory, [("faster", [("a", "b")])], word_tokenizers(), DataConfig())
 
-    store = build_store(directory, [("slow", slow())], WordTokenizer(), DataConfig())
+    store = build_store(directory, [("slow", slow())], word_tokenizers(), DataConfig())
     assert [name for name, _ in store.reports] == ["faster"]
     assert os.listdir(tmp_path) == ["store"]
 
@@ -270,7 +275,7 @@ def test_the_store_of_a_faster_process_stays(tmp_path: Path) -> None:
 def test_a_directory_that_is_no_store_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"precious")
     with pytest.raises(UserError, match="not a token store"):
-        build_store(tmp_path, [("all", [("a", "b")])], WordTokenizer(), DataConfig())
+        build_store(tmp_path, [("all", [("a", "b")])], word_tokenizers(), DataConfig())
     assert (tmp_path / "mine.txt").read_bytes() == b"precious"
 
 
@@ -290,7 +295,7 @@ def test_a_store_is_made_once_and_shared(tmp_path: Path) -> None:
 
     def load(*sources: Pairs, tokenizer=None, **changes: object) -> TokenStore:
         config = dataclasses.replace(DataConfig(), **changes)
-        return load_or_build(tmp_path, sources, tokenizer or WordTokenizer(), config)
+        return load_or_build(tmp_path, sources, both(tokenizer or WordTokenizer()), config)
 
     first = load(pairs)
     assert load(pairs, tokens_per_update=500).directory == first.directory
@@ -311,7 +316,7 @@ def test_a_store_is_made_once_and_shared(tmp_path: Path) -> None:
 
 def test_every_source_has_its_pairs_and_its_report(tmp_path: Path) -> None:
     sources = [("one", [("a", "b"), ("", "c")]), ("two", [("d", "e"), ("f", "g"), ("h", "i")])]
-    store = build_store(tmp_path / "s", sources, WordTokenizer(), DataConfig())
+    store = build_store(tmp_path / "s", sources, word_tokenizers(), DataConfig())
     assert store.starts.tolist() == [0, 1, 4]
     assert store.reports == [
         ("one", FilterReport(2, 1, counts(empty=1))),
@@ -320,18 +325,22 @@ def test_every_source_has_its_pairs_and_its_report(tmp_path: Path) -> None:
     assert store.report == FilterReport(5, 4, counts(empty=1))
     for pairs in ([], [("", "a")]):
         with pytest.raises(UserError, match="from two"):
-            build_store(tmp_path / "t", [sources[0], ("two", pairs)], WordTokenizer(), DataConfig())
+            build_store(
+                tmp_path / "t", [sources[0], ("two", pairs)], word_tokenizers(), DataConfig()
+            )
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be written"):
-        build_store(tmp_path / "file/store", [("all", [("a", "b")])], WordTokenizer(), DataConfig())
+        build_store(
+            tmp_path / "file/store", [("all", [("a", "b")])], word_tokenizers(), DataConfig()
+        )
 
 
 @pytest.mark.parametrize("name", ["meta.json", "source_tokens", "target_offsets"])
 def test_a_damaged_store_is_an_error(tmp_path: Path, name: str) -> None:
-    build_store(tmp_path / "store", [("all", [("a", "b")])], WordTokenizer(), DataConfig())
+    build_store(tmp_path / "store", [("all", [("a", "b")])], word_tokenizers(), DataConfig())
     path = tmp_path / "store" / name
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b""):

@@ -20,7 +20,7 @@ ORDER = [
     ["errors", "config_checks", "config_data", "config", "presets", "experiment", "array_types"],
     ["distributed", "chips", "hlo"],
     ["data.text", "data.cldr", "data.tfds_source", "data.download", "data.multi30k"],
-    ["data.sources", "data.tokenizer", "data.corpus"],
+    ["data.sources", "data.tokenizer", "data.sampling", "data.corpus"],
     ["data.batch_plan", "data.loader"],
     ["sharding"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from builders import both
 
 from transformer_jax.array_types import Batch
 from transformer_jax.config import DataConfig
@@ -26,8 +27,10 @@ Sentences = tuple[tuple[int, ...], tuple[int, ...]]
 class NumberTokenizer(Tokenizer):
     """Sentences are numbers between spaces, and so are their ids."""
 
+    pad_id, bos_id, eos_id, unk_id = 0, 1, EOS, 3
+
     def __init__(self) -> None:
-        self.eos_id, self.vocab_size, self.fingerprint = EOS, 1000, "numbers"
+        self.vocab_size, self.fingerprint = 1000, "numbers"
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         return [[int(word) for word in sentence.split()] for sentence in sentences]
@@ -50,7 +53,7 @@ def make_corpus(directory: Path, num_pairs: int) -> Corpus:
     sides = [(sentence(), sentence()) for _ in range(num_pairs)]
     text = [tuple(" ".join(map(str, ids)) for ids in pair) for pair in sides]
     config = DataConfig(max_length=20, max_length_ratio=20.0)
-    store = build_store(directory, [("all", text)], NumberTokenizer(), config)
+    store = build_store(directory, [("all", text)], both(NumberTokenizer()), config)
     assert len(store) == num_pairs
     return Corpus(store, [((*source, EOS), (*target, EOS)) for source, target in sides])
 

@@ -9,12 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import BOS, EOS, VOCAB_SIZE, make_batch, random_pairs, small_config, small_model
+from builders import (
+    BOS,
+    EOS,
+    VOCAB_SIZE,
+    make_batch,
+    random_pairs,
+    small_config,
+    small_model,
+    small_params,
+)
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.loss import loss_sums
 from transformer_jax.model.layers import Dropout, Embedding, random_bits, sinusoid
 from transformer_jax.model.transformer import empty_cache
+from transformer_jax.train_step import init_state
 
 NORMS = ("post", "pre")
 
@@ -296,3 +306,40 @@ def test_without_dropout_the_default_of_the_paper_is_deterministic():
     np.testing.assert_array_equal(
         logits_of(config, params, batch), logits_of(small_config(), params, batch)
     )
+
+
+def test_a_matrix_for_each_side_gives_what_one_matrix_gives_where_they_are_equal():
+    """Logits are the same, and gradients of the two add up to those of the one (section 3.4)."""
+    config = small_config(positions="learned", max_positions=16, output_bias=True)
+    shared = small_params(config)
+    separate = jax.tree.map(lambda x: x, shared)
+    separate["embedding"]["source_embedding"] = shared["embedding"]["embedding"]
+    batch = make_batch([[pair] for pair in random_pairs(seed=5, count=3)], 9, 9)
+
+    def run(params, is_shared):
+        def loss(params):
+            logits = small_model(config).clone(shared=is_shared).apply({"params": params}, batch)
+            return loss_sums(logits, batch["targets"], batch["targets_segments"], 0.1).loss, logits
+
+        (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+        return logits, gradients["embedding"]
+
+    logits, gradients = run(shared, True)
+    logits_separate, gradients_separate = run(separate, False)
+    np.testing.assert_array_equal(logits, logits_separate)
+    both = gradients_separate["embedding"] + gradients_separate["source_embedding"]
+    np.testing.assert_allclose(both, gradients["embedding"], atol=1e-5)
+    unread = np.setdiff1d(np.arange(VOCAB_SIZE), np.unique(batch["inputs"]))
+    assert not np.any(gradients_separate["source_embedding"][unread])
+    assert np.any(gradients_separate["source_embedding"])
+
+
+def test_a_model_with_two_matrices_is_made_with_two_that_differ():
+    config = small_config()
+    model = small_model(config).clone(shared=False)
+    state, _ = init_state(config, model, builders.one_device())
+    table = state.params["embedding"]
+    assert table.keys() == {"embedding", "source_embedding"}
+    assert table["embedding"].shape == table["source_embedding"].shape
+    assert np.abs(table["embedding"] - table["source_embedding"]).max() > 0.01
+    assert np.std(table["source_embedding"]) == pytest.approx(config.model.d_model**-0.5, rel=0.1)

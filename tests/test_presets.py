@@ -78,9 +78,9 @@ def by_formula(row: str, vocab_size: int) -> int:
     return encoder + decoder + vocab_size * d + learned
 
 
-def count(config: ModelConfig, vocab_size: int) -> int:
+def count(config: ModelConfig, vocab_size: int, shared: bool = True) -> int:
     """Parameters of the model that is built."""
-    model = Transformer(config, vocab_size, BOS)
+    model = Transformer(config, vocab_size, BOS, shared)
     one = jax.numpy.ones((1, 1), int)
     batch = dict.fromkeys(Batch.__annotations__, one)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))
@@ -92,6 +92,8 @@ def test_number_of_parameters_is_that_of_the_formula(row: str) -> None:
     """C10: with one matrix for source, target and output."""
     # The embedding has a multiple of 128 rows.
     assert count(PRESETS[row].model, 37_000) == by_formula(row, 37_120)
+    separate = by_formula(row, 37_120) + 37_120 * PAPER[row][1]
+    assert count(PRESETS[row].model, 37_000, shared=False) == separate
 
 
 @pytest.mark.parametrize("row", MILLIONS)

@@ -45,8 +45,13 @@ FIXED = {
     "data.max_length_ratio": 3.0,
     "data.batching": "bucketed",
     "data.tokens_per_update": 50_000,
+    "tokenizer.algorithm": "unigram",
+    "tokenizer.shared": False,
     "tokenizer.vocab_size": 8_000,
     "tokenizer.max_sentences": 1_000,
+    "tokenizer.character_coverage": 0.99,
+    "tokenizer.models": ("spm.model",),
+    "tokenizer.sampling_rate": 0.1,
     "model.num_layers": 3,
     "model.d_model": 256,
     "model.d_ff": 1024,
@@ -163,7 +168,7 @@ def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.Mon
     for path, where in expected.items():
         run = RunDirectory(path)
         assert run.path == where
-        assert {p.parent for p in (run.config, run.tokenizer, run.checkpoints)} == {where}
+        assert {p.parent for p in (run.config, *run.tokenizers(True), run.checkpoints)} == {where}
 
 
 def test_a_run_directory_is_made_with_its_parents(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_weights_and_optimizer_are_sharded_by_the_table():
     """Real shardings, not only that it runs; the optimizer's as those of its weights."""
     config = small_config(num_layers=1)
     mesh = mesh_of(fsdp=2, tensor=2)
-    model = dataclasses.replace(small_model(config), vocab_size=24)
+    model = dataclasses.replace(small_model(config), vocab_size=24, shared=False)
     state, _ = init_state(config, model, mesh)
     layer = state.params["decoder_layers_0"]
     expected = {
@@ -38,8 +38,9 @@ def test_weights_and_optimizer_are_sharded_by_the_table():
         assert array.sharding.is_equivalent_to(whole, array.ndim), spec
         local = array.addressable_shards[0].data
         assert local.size == array.size // (2 if len(spec) == 1 else 4)
-    embedding = state.params["embedding"]["embedding"]
-    assert embedding.addressable_shards[0].data.shape == (12, 8)
+    for embedding in ("embedding", "source_embedding"):
+        local = state.params["embedding"][embedding].addressable_shards[0].data
+        assert local.shape == (12, 8)
     moments = state.opt_state[1]
     for moment in (moments.mu, moments.nu):
         jax.tree.map(

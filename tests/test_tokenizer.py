@@ -1,5 +1,8 @@
 """The tokenizer. Ids such as B01 name folders of tests/data."""
 
+import dataclasses
+import functools
+import io
 import subprocess
 import sys
 import unicodedata
@@ -13,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_jax.config import TokenizerConfig
+from transformer_jax.data.cldr import build_corpus
 from transformer_jax.data.text import clean_line, read_lines
-from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 
 DATA = Path(__file__).parent / "data"
@@ -231,3 +235,133 @@ def test_broken_model_files(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"tokenizer\.model: "):
             Tokenizer.load(path)
+
+
+# --- Both algorithms, two vocabularies, models of others ----------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_equal_input_gives_equal_bytes_in_every_process(tmp_path: Path, algorithm: str) -> None:
+    program = (
+        "import hashlib, sys\n"
+        "from pathlib import Path\n"
+        "from transformer_jax.config import TokenizerConfig\n"
+        "from transformer_jax.data.text import read_lines\n"
+        "from transformer_jax.data.tokenizer import train_tokenizer\n"
+        "lines = [line for path in sys.argv[2:] for line in read_lines(Path(path))]\n"
+        "config = TokenizerConfig(algorithm=sys.argv[1], vocab_size=350)\n"
+        "print(hashlib.sha256(train_tokenizer(lines, config)).hexdigest())\n"
+    )
+    paths = [DATA / "base/train.en", DATA / "base/train.de"]
+    command = [sys.executable, "-c", program, algorithm, *paths]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    config = TokenizerConfig(algorithm=algorithm, vocab_size=350)
+    here = Tokenizer(train_tokenizer(base_lines(), config))
+    assert here.fingerprint == other
+    assert here.algorithm == algorithm
+
+
+def test_b06_the_largest_size_of_a_unigram_model_is_named_too() -> None:
+    config = TokenizerConfig(algorithm="unigram", vocab_size=30_000)
+    with pytest.raises(UserError, match="at most 373;"):
+        train_tokenizer(base_lines(), config)
+    largest = dataclasses.replace(config, vocab_size=373)
+    assert Tokenizer(train_tokenizer(base_lines(), largest)).vocab_size == 373
+    with pytest.raises(UserError, match="the de side of this corpus gives at most"):
+        train_tokenizer(base_lines(), config, "the de side of this corpus")
+
+
+def test_two_tokenizers_must_fit_each_other(tokenizer: Tokenizer) -> None:
+    other = Tokenizer(train_tokenizer(base_lines()[:300], TokenizerConfig(vocab_size=400)), "other")
+    shared, separate = Tokenizers(tokenizer, tokenizer), Tokenizers(tokenizer, other)
+    assert (shared.shared, separate.shared) == (True, False)
+    swapped = Tokenizers(other, tokenizer)
+    prints = {one.fingerprint for one in (shared, separate, swapped, Tokenizers(other, other))}
+    assert len(prints) == 4 and shared.fingerprint == tokenizer.fingerprint
+    small = Tokenizer(train_tokenizer(base_lines(), TokenizerConfig(vocab_size=390)), "small.model")
+    with pytest.raises(UserError, match=r"400 pieces, small\.model 390"):
+        Tokenizers(tokenizer, small)
+    moved = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(base_lines()),
+        model_writer=moved,
+        model_type="bpe",
+        vocab_size=400,
+        pad_id=3,
+        minloglevel=2,
+    )
+    with pytest.raises(UserError, match=r"at \(0, 1, 2, 3\).*at \(3, 1, 2, 0\)"):
+        Tokenizers(tokenizer, Tokenizer(moved.getvalue()))
+
+
+def test_g13_paths_with_spaces_quotes_and_accents(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """G13: nothing is handed to SentencePiece as a path or as one string of options."""
+    folder = tmp_path / "x y 'é\""
+    folder.mkdir()
+    tokenizer.save(folder / "my model.model")
+    assert Tokenizer.load(folder / "my model.model").fingerprint == tokenizer.fingerprint
+
+
+# --- Other scripts ------------------------------------------------------------------------------
+
+
+@functools.cache
+def cldr_lines(language: str) -> tuple[str, ...]:
+    """Dates, amounts and names as one language writes them."""
+    return tuple(clean_line(source) for source, _ in build_corpus(language, "en")["dev"])
+
+
+HARD_LINES = [
+    "你好，世界！「引号」……全角１２３ＡＢＣ",
+    "日本語のテキスト。ｶﾀｶﾅ、ヴ、々〆ヶ",
+    "مرحبا بالعالم، كَيْفَ حَالُكَ؟ ـــ ١٢٣",
+    "\u202bעברית\u202c and \u2067عربي\u2069 \u200eLRM\u200f RLM \u061c",
+    "👩\u200d👩\u200d👧\u200d👦 👍🏽 🇩🇪 ❤\ufe0f 1\ufe0f\u20e3 🏴\U000e0067\U000e0062\U000e007f",
+    "한국어 ไทย हिन्दी நமிழ் \U00020000\U0001f9ff",
+    "می\u200cخواهم zero\u200bwidth soft\u00adhyphen no\u00a0break",
+]
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+@pytest.mark.parametrize("language", ["zh", "ja", "ar"])
+def test_other_scripts_come_back_without_bytes(algorithm: str, language: str) -> None:
+    lines = list(cldr_lines(language)) + HARD_LINES
+    config = TokenizerConfig(algorithm=algorithm, vocab_size=700)
+    tokenizer = Tokenizer(train_tokenizer(lines, config))
+    assert round_trip(tokenizer, lines) == lines
+    ids = [one for sentence in tokenizer.encode(lines) for one in sentence]
+    assert min(ids) >= FIRST_PIECE, "every character has a piece"
+    assert len(ids) < sum(map(len, lines)), "and there are pieces of several"
+
+
+def test_what_no_vocabulary_holds_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Marks of direction, joiners and selectors too, and the reader keeps them."""
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{line}\n" for line in HARD_LINES), encoding="utf-8", newline="\n")
+    lines = list(read_lines(path))
+    assert lines == [unicodedata.normalize("NFC", line) for line in HARD_LINES]
+    assert round_trip(tokenizer, lines) == lines
+    formats = "\u200b\u200c\u200d\u200e\u200f\u061c\u202b\u202c\u2067\u2069\u00ad\ufe0f"
+    assert set(formats) <= set("".join(round_trip(tokenizer, lines)))
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_thousands_of_characters_need_as_many_pieces_or_a_coverage(algorithm: str) -> None:
+    """With a coverage the rarest are spelled in bytes: few tokens, no character lost."""
+    random = np.random.default_rng(0)
+    characters = [chr(0x4E00 + i) for i in range(3_000)]
+    shares = np.arange(10, 3_010) ** -1.5
+    words = random.choice(characters, (2_000, 20), p=shares / shares.sum())
+    lines = ["".join(word) for word in words] + ["".join(characters)]
+    small = TokenizerConfig(algorithm=algorithm, vocab_size=2_500)
+    needed = 260 + 3_000 + 1  # the mark of a space
+    with pytest.raises(UserError, match=f"at least {needed}; .*--tokenizer.character-coverage"):
+        train_tokenizer(lines, small)
+    enough = dataclasses.replace(small, vocab_size=needed)
+    whole = Tokenizer(train_tokenizer(lines, enough))
+    assert min(min(ids) for ids in whole.encode(lines)) >= FIRST_PIECE
+    covered = Tokenizer(train_tokenizer(lines, dataclasses.replace(small, character_coverage=0.98)))
+    assert round_trip(covered, lines) == lines
+    ids = np.concatenate(covered.encode(lines))
+    in_bytes = np.sum(ids < FIRST_PIECE) / 3  # of a Chinese character there are three
+    assert 0.01 < in_bytes / sum(map(len, lines)) < 0.021

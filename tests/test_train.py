@@ -54,7 +54,12 @@ def opened(config: Config) -> Iterator[Session]:
     run = RunDirectory(config.run_directory)
     prepare(config, run, lambda line: None)
     text = load_prepared(config, run)
-    model = Transformer(config.model, text.tokenizer.vocab_size, text.tokenizer.bos_id)
+    model = Transformer(
+        config.model,
+        text.tokenizers.vocab_size,
+        text.tokenizers.target.bos_id,
+        text.tokenizers.shared,
+    )
     with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
         trainer = Trainer(config, run, model, text.train, checkpoints)
         trainer.resume()
@@ -383,7 +388,8 @@ def test_validation_is_exact_to_the_token(
             strict=True,
         ):
             batch = {}
-            ids = [[*side, text.tokenizer.eos_id] for side in text.tokenizer.encode(list(pair))]
+            tokenizer = text.tokenizers.source
+            ids = [[*side, tokenizer.eos_id] for side in tokenizer.encode(list(pair))]
             for name, side in zip(("inputs", "targets"), ids, strict=True):
                 filler = [0] * (length - len(side))
                 batch[name] = np.array([side + filler])
@@ -543,8 +549,8 @@ def changed_tokenizer(folder: Path, vocab_size: int) -> dict[str, object]:
     ("change", "words"),
     [
         (changed_corpus, ["corpus", "begun with"]),
-        (lambda folder: changed_tokenizer(folder, 320), ["tokenizer.model", "begun with"]),
-        (lambda folder: changed_tokenizer(folder, 330), ["tokenizer.model", "begun with"]),
+        (lambda folder: changed_tokenizer(folder, 320), ["the tokenizer", "begun with"]),
+        (lambda folder: changed_tokenizer(folder, 330), ["the tokenizer", "begun with"]),
         (lambda folder: {"model.num_layers": 2}, ["model.num_layers = 1, not 2", "begun with"]),
         (lambda folder: {"train.seed": 3}, ["train.seed = 0, not 3", "begun with"]),
     ],

@@ -51,7 +51,7 @@ def translate(model, tokenizer, sentences, devices=1, **decode):
 @functools.cache
 def translator_of(network, tokenizer, devices, config) -> Translator:
     """One for all tests with the same options: its shapes are compiled once."""
-    return Translator(network, tokenizer, config, builders.mesh_of(data=devices))
+    return Translator(network, builders.both(tokenizer), config, builders.mesh_of(data=devices))
 
 
 def greedy(model, tokenizer, sentence, extra):
@@ -191,7 +191,7 @@ def test_progress_is_told_and_may_stop_the_work(model, tokenizer):
     network, params = model
     translator = Translator(
         network,
-        tokenizer,
+        builders.both(tokenizer),
         DecodeConfig(max_extra_length=2, tokens_per_batch=16),
         builders.one_device(),
     )

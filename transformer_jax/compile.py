@@ -183,9 +183,14 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def _model(config: Config) -> Transformer:
+    tokenizer = config.tokenizer
+    return Transformer(config.model, tokenizer.vocab_size, SPECIAL.bos, tokenizer.shared)
+
+
 def trace_train(config: Config, mesh: Mesh) -> Work:
     """The update of the largest batch, as `train` compiles it."""
-    model = Transformer(config.model, config.tokenizer.vocab_size, SPECIAL.bos)
+    model = _model(config)
     state = abstract_state(config, model, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     multiple = sharding.num_batch_shards(mesh) * config.train.num_micro_batches
@@ -207,7 +212,7 @@ def trace_train(config: Config, mesh: Mesh) -> Work:
 
 def trace_decode(config: Config, mesh: Mesh) -> Work:
     """The beam search for a full batch of sources as long as `data.max_length`."""
-    model = Transformer(config.model, config.tokenizer.vocab_size, SPECIAL.bos)
+    model = _model(config)
     length = padded_length(min(config.data.max_length, config.decode.max_source_length))
     num_shards = sharding.num_batch_shards(mesh)
     rows = batch_rows(config.decode, length, config.decode.tokens_per_batch, num_shards)

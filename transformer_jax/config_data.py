@@ -124,14 +124,31 @@ def _is_split(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """The shared byte-pair encoding (section 5.1)."""
+    """The vocabulary (section 5.1)."""
 
+    algorithm: Literal["bpe", "unigram"] = "bpe"
+    """`bpe`: byte-pair encoding; `unigram`: the likeliest pieces of a unigram language model."""
+    shared: bool = True
+    """One vocabulary, and one matrix of embeddings, for source and target; else one each."""
     vocab_size: int = 37_000
-    """Pieces in the vocabulary that source and target share, special ones included."""
-    max_sentences: int = 10_000_000
-    """Sentences, sampled evenly from both sides, that the tokenizer is trained on."""
+    """Pieces in a vocabulary, special ones included."""
+    max_sentences: int = 2_000_000
+    """Sentences that a tokenizer is trained on, sampled evenly; a million take about 0.5 GB."""
+    character_coverage: float = 1.0
+    """Share of a text's characters that are pieces; the rarest others are spelled in bytes."""
+    models: tuple[str, ...] = ()
+    """SentencePiece models to take instead of training: one if shared, else source and target."""
+    sampling_rate: float = 0.0
+    """How a training sentence's pieces are drawn anew in every epoch: the share of merges left
+    out (`bpe`), or the exponent of a segmentation's probability (`unigram`); 0 is not at all."""
 
     def __post_init__(self) -> None:
         check_types(self)
         check(self, self.vocab_size > 260, "vocab_size", "above 260 (256 bytes, 4 special pieces)")
         check_least(self, 1, "max_sentences")
+        coverage = 0.98 <= self.character_coverage <= 1
+        check(self, coverage, "character_coverage", "from 0.98 to 1")
+        sides, files = (1, "one file") if self.shared else (2, "two files, source and target,")
+        fits = len(self.models) in (0, sides)
+        check(self, fits, "models", f"{files} where tokenizer.shared is {self.shared}, or none")
+        check(self, 0 <= self.sampling_rate < 1, "sampling_rate", "at least 0 and below 1")

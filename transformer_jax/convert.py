@@ -153,9 +153,11 @@ def to_marian(
     """The Marian state dict of our parameters; the inverse of `from_marian`.
 
     `max_positions` is the number of rows of the tables of positions, which a Marian model stores.
-    Raises UserError where a Marian model cannot be like `config`.
+    Raises UserError where a Marian model cannot be like `config`, or have these parameters.
     """
     _check_marian_like(config)
+    if "source_embedding" in params["embedding"]:
+        raise UserError("tokenizer.shared is False: a Marian model here has one vocabulary")
     order = np.argsort(_our_order(config, positions))
     state: StateDict = {}
 

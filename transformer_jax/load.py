@@ -6,7 +6,7 @@ from transformer_jax import sharding
 from transformer_jax.array_types import Params
 from transformer_jax.checkpoint import Checkpoints
 from transformer_jax.config import Config, DecodeConfig, MeshConfig
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizers
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.run_directory import RunDirectory
@@ -34,9 +34,11 @@ def load(
     Only the weights are read. Raises UserError where the run has no such checkpoint.
     """
     config = run.load_config()
-    tokenizer = Tokenizer.load(run.tokenizer)
+    tokenizers = Tokenizers.load(run.tokenizers(config.tokenizer.shared))
     mesh = sharding.make_mesh(MeshConfig())
-    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    model = Transformer(
+        config.model, tokenizers.vocab_size, tokenizers.target.bos_id, tokenizers.shared
+    )
     with Checkpoints(run.checkpoints) as checkpoints:
         if average_last > config.checkpoint.keep_newest:
             # Among more there would be old ones that are kept for their score.
@@ -49,7 +51,7 @@ def load(
         minutes = checkpoints.progress(steps[-1]).seconds / 60
     names = ", ".join(map(str, steps))
     name = f"step {names}" if len(steps) == 1 else f"average of steps {names}"
-    return LoadedModel(config, params, Translator(model, tokenizer, decode, mesh), name, minutes)
+    return LoadedModel(config, params, Translator(model, tokenizers, decode, mesh), name, minutes)
 
 
 def _choose(checkpoints: Checkpoints, step: str, average_last: int) -> list[int]:

@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.data.corpus import TokenStore, load_or_build
 from transformer_jax.data.sources import Given, Pair, Pairs, open_sources, read_split
 from transformer_jax.data.text import atomic_writer, fingerprint
-from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.run_directory import RunDirectory
 
@@ -19,7 +19,7 @@ from transformer_jax.run_directory import RunDirectory
 class Prepared(NamedTuple):
     """The text of a run as tokens."""
 
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
     train: TokenStore
     dev: TokenStore
     dev_pairs: list[Pair]
@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
         """What must be the same in all processes of a job."""
         dev = chain.from_iterable(self.dev_pairs)
         return {
-            "the fingerprint of the tokenizer": self.tokenizer.fingerprint,
+            "the fingerprint of the tokenizer": self.tokenizers.fingerprint,
             "the fingerprint of the training corpus": self.train.fingerprint,
             "the fingerprint of the validation set": fingerprint(dev),
         }
@@ -37,10 +37,10 @@ class Prepared(NamedTuple):
 
 def load_prepared(config: Config, run: RunDirectory, given: Given | None = None) -> Prepared:
     """What `prepare` has made, perhaps in another process."""
-    tokenizer = Tokenizer.load(run.tokenizer)
+    tokenizers = Tokenizers.load(run.tokenizers(config.tokenizer.shared))
     stores = json.loads(run.tokens.read_text(encoding="utf-8"))
     train, dev = (TokenStore(Path(stores[split]["directory"])) for split in ("train", "dev"))
-    return Prepared(tokenizer, train, dev, list(read_split(config.data, "dev", given)))
+    return Prepared(tokenizers, train, dev, list(read_split(config.data, "dev", given)))
 
 
 def prepare(
@@ -56,30 +56,66 @@ def prepare(
     _check(config, sources)
     folder = Path(config.data.token_directory or run.path.parent / "tokens").expanduser()
     with run.creating(folder):
-        is_new = not run.tokenizer.is_file()
+        files = run.tokenizers(config.tokenizer.shared)
+        is_new = not all(file.is_file() for file in files)
         if is_new:
-            say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
-            sentences = chain.from_iterable(_read_all(sources["train"], "reading"))
-            tokenizer = Tokenizer(train_tokenizer(sentences, config.tokenizer))
+            tokenizers = _make_tokenizers(config, sources, say)
         else:
-            tokenizer = Tokenizer.load(run.tokenizer)
+            tokenizers = Tokenizers.load(files)
         before = json.loads(run.tokens.read_text(encoding="utf-8")) if run.tokens.exists() else {}
         stores = {}
         for split in ("train", "dev"):
             watched = [_watched(source, "tokens of") for source in sources[split]]
-            store = load_or_build(folder.absolute(), watched, tokenizer, config.data)
+            store = load_or_build(folder.absolute(), watched, tokenizers, config.data)
             if split in before and before[split]["fingerprint"] != store.fingerprint:
                 raise UserError(
-                    f"{run.path}: data.{split} or tokenizer.model is not what this run was begun "
+                    f"{run.path}: data.{split} or the tokenizer is not what this run was begun "
                     "with; restore it, or give another --run-directory"
                 )
             stores[split] = {"directory": str(store.directory), "fingerprint": store.fingerprint}
             _report(split, store, say)
         if is_new:
             run.save_config(config)
-            tokenizer.save(run.tokenizer)
+            tokenizers.save(files)
         with atomic_writer(run.tokens) as file:
             file.write(json.dumps(stores, indent=2).encode())
+
+
+def _make_tokenizers(
+    config: Config, sources: dict[str, list[Pairs]], say: Callable[[str], None]
+) -> Tokenizers:
+    """Those of a new run, trained on its text or taken from `tokenizer.models`."""
+    settings = config.tokenizer
+    if settings.models:
+        dev = chain.from_iterable(source.read() for source in sources["dev"])
+        return _take_tokenizers(settings, list(dev), say)
+    size = settings.vocab_size
+    if settings.shared:
+        say(f"training a tokenizer of {size} pieces")
+        sentences = chain.from_iterable(_read_all(sources["train"], "reading"))
+        tokenizer = Tokenizer(train_tokenizer(sentences, settings))
+        return Tokenizers(tokenizer, tokenizer)
+    trained = []
+    for side, language in enumerate((config.data.source_language, config.data.target_language)):
+        say(f"training a tokenizer of {size} pieces for {language}")
+        sentences = (pair[side] for pair in _read_all(sources["train"], "reading"))
+        text = f"the {language} side of this corpus"
+        trained.append(Tokenizer(train_tokenizer(sentences, settings, text)))
+    return Tokenizers(*trained)
+
+
+def _take_tokenizers(
+    config: TokenizerConfig, dev_pairs: list[Pair], say: Callable[[str], None]
+) -> Tokenizers:
+    """Those of `tokenizer.models`; tells how many lines do not come back from them as they were."""
+    tokenizers = Tokenizers.load([Path(model).expanduser() for model in config.models])
+    for side, tokenizer in enumerate((tokenizers.source, tokenizers.target)):
+        tokenizer.check(config)
+        lines = [pair[side] for pair in dev_pairs]
+        decoded = tokenizer.decode(tokenizer.encode(lines))
+        changed = sum(one != other for one, other in zip(lines, decoded, strict=True))
+        say(f"taking {tokenizer.name}, which changes {changed} of {len(lines)} lines of dev")
+    return tokenizers
 
 
 def _check(config: Config, sources: dict[str, list[Pairs]]) -> None:

@@ -3,7 +3,7 @@
 | name | content |
 |---|---|
 | `config.json` | the resolved configuration |
-| `tokenizer.model` | the SentencePiece model |
+| `tokenizer.model` | the SentencePiece model, or `tokenizer.source.model` and `.target.model` |
 | `checkpoints/` | see `checkpoint.py` |
 | `tokens.json` | where the training and validation pairs lie as tokens |
 | `metrics.jsonl`, `tensorboard/` | what training reported |
@@ -56,12 +56,16 @@ class RunDirectory:
     def __init__(self, path: str):
         self.path = _expanded(path)
         self.config = self.path / "config.json"
-        self.tokenizer = self.path / "tokenizer.model"
         self.checkpoints = self.path / "checkpoints"
         self.tokens = self.path / "tokens.json"
         self.profile = self.path / "profile"
         self.evaluations = self.path / "evaluations"
         self.results = self.path / "evaluations.jsonl"
+
+    def tokenizers(self, shared: bool) -> tuple[Path, ...]:
+        """The model file of both sides, or those of source and target."""
+        names = ("tokenizer",) if shared else ("tokenizer.source", "tokenizer.target")
+        return tuple(self.path / f"{name}.model" for name in names)
 
     @contextmanager
     def creating(self, *others: Path) -> Iterator[None]:

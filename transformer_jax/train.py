@@ -142,7 +142,7 @@ class Trainer:
         # Before the weights: another vocabulary would give them another shape.
         if self.checkpoints.progress(self.step).corpus_fingerprint != self.store.fingerprint:
             raise UserError(
-                f"{self.run.path}: the training corpus, or tokenizer.model, is not the one that "
+                f"{self.run.path}: the training corpus, or the tokenizer, is not the one that "
                 "this run was begun with; restore it, or give another --run-directory"
             )
         self.state, self.progress = self.checkpoints.restore(self.step, self.state)

@@ -15,7 +15,7 @@ from transformer_jax import sharding
 from transformer_jax.array_types import Params, Sources
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.text import clean_line
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizers
 from transformer_jax.decode import SearchResult, SpecialIds, beam_search
 from transformer_jax.model.transformer import Transformer, empty_cache, unstack_layers
 
@@ -39,13 +39,16 @@ Part = tuple[int, int]
 class Translator:
     """A model that translates text, compiled once for every shape of batch."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: DecodeConfig, mesh: Mesh):
-        self._tokenizer = tokenizer
+    def __init__(
+        self, model: Transformer, tokenizers: Tokenizers, config: DecodeConfig, mesh: Mesh
+    ):
+        self._tokenizers = tokenizers
         self._config = config
         self._longest = model.config.longest
         self._mesh = mesh
         self._num_shards = sharding.num_batch_shards(mesh)
-        special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id)
+        target = tokenizers.target
+        special = SpecialIds(target.pad_id, target.bos_id, target.eos_id, target.unk_id)
         self._search = jax.jit(
             partial(search, model, config, special), out_shardings=sharding.replicated(mesh)
         )
@@ -65,10 +68,10 @@ class Translator:
         """
         lines = [clean_line(sentence) for sentence in sentences]
         filled = [i for i, line in enumerate(lines) if line.strip()]
-        encoded = self._tokenizer.encode([lines[i] for i in filled])
+        encoded = self._tokenizers.source.encode([lines[i] for i in filled])
         longest = min(self._config.max_source_length, self._longest) - 1  # the end mark counts
         parts = {
-            (number, part): [*ids[start : start + longest], self._tokenizer.eos_id]
+            (number, part): [*ids[start : start + longest], self._tokenizers.source.eos_id]
             for number, ids in zip(filled, encoded, strict=True)
             for part, start in enumerate(range(0, len(ids), longest))
         }
@@ -79,7 +82,7 @@ class Translator:
             check(done)
             batch = [parts[key] for key in keys]
             result = self._run(params, batch, rows, length)
-            texts = self._tokenizer.decode(result.tokens[: len(batch), 0].tolist())
+            texts = self._tokenizers.target.decode(result.tokens[: len(batch), 0].tolist())
             for row, (key, text) in enumerate(zip(keys, texts, strict=True)):
                 score, cut = float(result.scores[row, 0]), bool(result.cut[row])
                 translated[key] = Translation(text, score, not cut)

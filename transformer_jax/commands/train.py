@@ -27,8 +27,10 @@ def run(arguments: list[str]) -> int:
 
     distributed.join(config.distributed)
     text = _prepare(config, run)
-    tokenizer = text.tokenizer
-    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    tokenizers = text.tokenizers
+    model = Transformer(
+        config.model, tokenizers.vocab_size, tokenizers.target.bos_id, tokenizers.shared
+    )
     stop = StopSignal()
     with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
         trainer = Trainer(config, run, model, text.train, checkpoints)
@@ -78,7 +80,7 @@ def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
     from transformer_jax.evaluate import bleu
     from transformer_jax.translate import Translator
 
-    translator = Translator(model, text.tokenizer, config.decode, trainer.mesh)
+    translator = Translator(model, text.tokenizers, config.decode, trainer.mesh)
     sources, references = zip(*text.dev_pairs, strict=True)
 
     def evaluate_bleu(params, step: int) -> dict[str, float]:

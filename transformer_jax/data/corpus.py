@@ -22,7 +22,7 @@ import numpy as np
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.sources import Pair, Pairs
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizers
 from transformer_jax.errors import UserError
 
 _FORMAT = 2
@@ -143,21 +143,21 @@ def _slice(tokens: np.ndarray, offsets: np.ndarray, index: int) -> np.ndarray:
 
 
 def load_or_build(
-    folder: Path, sources: Sequence[Pairs], tokenizer: Tokenizer, config: DataConfig
+    folder: Path, sources: Sequence[Pairs], tokenizers: Tokenizers, config: DataConfig
 ) -> TokenStore:
     """The store of some sources in `folder`, built where it is missing; see `build_store`."""
-    content = [_FORMAT, tokenizer.fingerprint, *_filter_settings(config)]
+    content = [_FORMAT, tokenizers.fingerprint, *_filter_settings(config)]
     content += [source.digest for source in sources]
     directory = folder / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
     if not directory.exists():
-        build_store(directory, [(one.name, one.read()) for one in sources], tokenizer, config)
+        build_store(directory, [(one.name, one.read()) for one in sources], tokenizers, config)
     return TokenStore(directory)
 
 
 def build_store(
     directory: Path,
     sources: Iterable[tuple[str, Iterable[Pair]]],
-    tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     config: DataConfig,
 ) -> TokenStore:
     """Encodes the pairs of sources, given by name, into a token store at `directory`.
@@ -169,9 +169,9 @@ def build_store(
 
     Raises UserError when no pair is read or kept, and when the disk cannot be written.
     """
-    settings = [_FORMAT, tokenizer.fingerprint, _filter_settings(config)]
+    settings = [_FORMAT, tokenizers.fingerprint, _filter_settings(config)]
     content = hashlib.sha256(json.dumps(settings).encode())
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    dtype = np.dtype(np.uint16 if tokenizers.vocab_size <= 2**16 else np.uint32)
     reports = []
     with _staging(directory) as staging:
         with (
@@ -183,7 +183,7 @@ def build_store(
                 iterator = iter(pairs)
                 while chunk := list(islice(iterator, _CHUNK_PAIRS)):
                     read += len(chunk)
-                    rows = _filter(_encode(chunk, tokenizer), config, dropped)
+                    rows = _filter(_encode(chunk, tokenizers), config, dropped)
                     source_writer.write([row.source_ids for row in rows])
                     target_writer.write([row.target_ids for row in rows])
                     for row in rows:
@@ -216,11 +216,11 @@ class _Row(NamedTuple):
     target_ids: list[int]
 
 
-def _encode(pairs: list[Pair], tokenizer: Tokenizer) -> list[_Row]:
+def _encode(pairs: list[Pair], tokenizers: Tokenizers) -> list[_Row]:
     sources, targets = (list(side) for side in zip(*pairs, strict=True))
     ids = (
         [[*sentence, tokenizer.eos_id] for sentence in tokenizer.encode(side)]
-        for side in (sources, targets)
+        for tokenizer, side in ((tokenizers.source, sources), (tokenizers.target, targets))
     )
     return [_Row(*row) for row in zip(sources, targets, *ids, strict=True)]
 

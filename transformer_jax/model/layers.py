@@ -95,12 +95,15 @@ class Dropout(nn.Module):
 class Embedding(nn.Module):
     """Token embeddings times sqrt(d_model) plus positions; their matrix is also the output's.
 
-    The three uses (source, target, output) share one matrix (section 3.4), and source and target
-    share the positions, where these are learned.
+    The three uses (source, target, output) share one matrix (section 3.4), unless the source has a
+    vocabulary, and so a matrix, of its own. Source and target share the positions, where these are
+    learned.
     """
 
     config: ModelConfig
     vocab_size: int
+    """Rows of each matrix, before they are rounded up to `vocab_multiple`."""
+    shared: bool = True
 
     def setup(self) -> None:
         config = self.config
@@ -112,6 +115,9 @@ class Embedding(nn.Module):
 
         rows = -(-self.vocab_size // config.vocab_multiple) * config.vocab_multiple
         self.embedding = table("embedding", rows, ("vocab", "model"))
+        self.source_embedding = self.embedding
+        if not self.shared:
+            self.source_embedding = table("source_embedding", rows, ("vocab", "model"))
         if config.positions == "learned":
             self.positions = table("positions", config.max_positions, (None, "model"))
         if config.output_bias:
@@ -124,8 +130,10 @@ class Embedding(nn.Module):
         tokens: Int[Array, "batch len"],
         positions: Int[Array, "batch len"],
         deterministic: bool,
+        of_source: bool = False,
     ) -> Float[Array, "batch len model"]:
-        embedding = gathered(self.embedding, "vocab", "model")
+        table = self.source_embedding if of_source else self.embedding
+        embedding = gathered(table, "vocab", "model")
         x = jnp.take(embedding, tokens, axis=0) * self.config.d_model**0.5
         if self.config.positions == "learned":
             # A position beyond the table would be NaN; lengths are checked on the host.

@@ -125,10 +125,12 @@ class Transformer(nn.Module):
     config: ModelConfig
     vocab_size: int
     bos_id: int
+    shared: bool = True
+    """Whether source and target have one vocabulary; else each has one of `vocab_size` pieces."""
 
     def setup(self) -> None:
         config = self.config
-        self.embedding = Embedding(config, self.vocab_size)
+        self.embedding = Embedding(config, self.vocab_size, self.shared)
         # The arguments that are counted here are those of __call__, the module itself being 0.
         encoder_layer = _remat(config, EncoderLayer, deterministic=3)
         decoder_layer = _remat(config, DecoderLayer, deterministic=5)
@@ -172,7 +174,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "batch src model"]:
         """The encoder's output (section 3.1)."""
         bias = masks.to_bias(masks.same_segment(segments, segments))
-        x = self.embedding(inputs, positions, deterministic)
+        x = self.embedding(inputs, positions, deterministic, of_source=True)
         x = self._stack(self.encoder_layers, x, bias, deterministic)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
 
