@@ -38,10 +38,11 @@ class Score(NamedTuple):
 
 
 def make_metrics(target_language: str, names: Sequence[str] | None = None) -> dict[str, Metric]:
-    """sacreBLEU's metrics by name; without names all that there are, which is without COMET.
+    """sacreBLEU's metrics by name; without names all that the language has, which is without COMET.
 
-    The paper's BLEU is none of a language written without spaces. Raises UserError where it is
-    asked for by name, and where the language needs a package that is not there.
+    Where there are no spaces the paper's BLEU finds no words, and TER those of Chinese and Japanese
+    alone. Raises UserError where such a score is asked for by name, and where the language needs a
+    package that is not there.
     """
     language = base_language(target_language)
     asian = language in ("zh", "ja")
@@ -52,11 +53,14 @@ def make_metrics(target_language: str, names: Sequence[str] | None = None) -> di
         "TER": lambda: sacrebleu.TER(normalized=asian, asian_support=asian),
     }
     if language in UNSPACED:
-        if names and "paper_BLEU" in names:
-            raise UserError(f"paper_BLEU counts words between spaces: {language} has none")
-        del makers["paper_BLEU"]
-    wanted = makers if names is None else names
-    return {name: make() for name, make in makers.items() if name in wanted}
+        makers.pop("paper_BLEU")
+        if not asian:
+            makers.pop("TER")
+    wanted = list(makers) if names is None else names
+    for name in wanted:
+        if name not in makers:
+            raise UserError(f"{name} counts words between spaces: {language} is written without")
+    return {name: makers[name]() for name in wanted}
 
 
 def base_language(language: str) -> str:

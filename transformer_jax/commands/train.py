@@ -27,7 +27,8 @@ def run(arguments: list[str]) -> int:
     from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
 
     # A package that scores of the language need should be missed now, not when there are scores.
-    make_metrics(config.data.target_language)
+    if config.train.dev_bleu_interval or config.data.test:
+        make_metrics(config.data.target_language)
     distributed.join(config.distributed)
     text = _prepare(config, run)
     tokenizer = text.tokenizer
