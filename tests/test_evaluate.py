@@ -61,7 +61,8 @@ def test_the_two_newstest2014_are_told_apart_where_they_are_confused() -> None:
 def test_f03_an_empty_reference_is_a_reference() -> None:
     hypotheses, references = lines("F03_empty_ref", "hyp.txt"), lines("F03_empty_ref", "ref.txt")
     assert bleu(hypotheses, references) == pytest.approx(74.77, abs=0.005)
-    assert list(doubts(hypotheses, {"ref": references}, "en")) == ["1 empty reference in ref"]
+    told = list(doubts({"out": hypotheses}, {"ref": references}, "en"))
+    assert told == ["1 empty reference in ref"]
 
 
 def test_f06_letters_that_no_vocabulary_has_match_nothing() -> None:
@@ -73,12 +74,12 @@ def test_f07_escaped_or_tokenised_text_is_told() -> None:
     hypotheses = lines("F07_escapes", "hyp.txt")
     raw, tokenised = (lines("F07_escapes", name) for name in ("ref.txt", "ref_tok.txt"))
     assert bleu(hypotheses, raw) == pytest.approx(100)
-    assert list(doubts(hypotheses, {"ref": raw}, "en")) == []
+    assert list(doubts({"out": hypotheses}, {"ref": raw}, "en")) == []
     assert bleu(hypotheses, tokenised) == pytest.approx(36.34, abs=0.005)
-    (doubt,) = doubts(hypotheses, {"ref": tokenised}, "en")
+    (doubt,) = doubts({"out": hypotheses}, {"ref": tokenised}, "en")
     assert "lines of ref look tokenised or escaped" in doubt
     for mark in ("it &apos;s", "un@@ known", "\u2581a \u2581b", "It stops ."):
-        assert list(doubts([mark], {"ref": ["it stops."]}, "en")), mark
+        assert list(doubts({"out": [mark]}, {"ref": ["it stops."]}, "en")), mark
 
 
 def test_f08_every_score_has_its_name_and_its_signature() -> None:
@@ -114,9 +115,9 @@ def test_f09_the_language_decides_the_tokeniser() -> None:
     for language in ("zh", "zh-Hant", "zh_CN"):
         score = scores(make_metrics(language), text, {"ref": text})
         assert score["BLEU"].score == pytest.approx(100) and "tok:zh" in score["BLEU"].signature
-        assert list(doubts(text, {"ref": text}, language)) == []
+        assert list(doubts({"out": text}, {"ref": text}, language)) == []
     assert bleu(text, text, "en") == pytest.approx(0)
-    (doubt,) = doubts(text, {"ref": text}, "en")
+    (doubt,) = doubts({"out": text}, {"ref": text}, "en")
     assert "written without spaces" in doubt and "'en'" in doubt
 
 

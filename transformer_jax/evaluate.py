@@ -118,10 +118,12 @@ def check_lines(
 
 
 def doubts(
-    hypotheses: Sequence[str], references: Mapping[str, Sequence[str]], target_language: str
+    hypotheses: Mapping[str, Sequence[str]],
+    references: Mapping[str, Sequence[str]],
+    target_language: str,
 ) -> Iterator[str]:
-    """What about the text makes its scores doubtful, one sentence each."""
-    for name, lines in {"hypotheses": hypotheses, **references}.items():
+    """What about the text makes its scores doubtful, one sentence each; the lines go by name."""
+    for name, lines in {**hypotheses, **references}.items():
         tokenised = sum(bool(_TOKENISED.search(line)) for line in lines)
         if tokenised > _FREQUENT * len(lines):
             yield (

@@ -126,9 +126,9 @@ def evaluate_systems(systems: Sequence[System], options: EvaluateOptions) -> Non
         return
     if doubt := test_set.doubt(languages):
         say(f"WARNING: {doubt}")
-    for output in outputs:
-        for doubt in doubts(output.hypotheses, test_set.references, languages[1]):
-            say(f"WARNING: {output.system.name}: {doubt}")
+    texts = {output.system.name: output.hypotheses for output in outputs}
+    for doubt in doubts(texts, test_set.references, languages[1]):
+        say(f"WARNING: {doubt}")
     _report(outputs, test_set, metrics, options)
 
 
