@@ -50,16 +50,6 @@ TINY = {
 }
 
 
-@pytest.fixture(scope="session")
-def real_text() -> Path:
-    """Folder of real corpora, which are not part of the project: `en-de/train/*.xz` and others."""
-    default = Path(__file__).parents[2] / "shared/data"
-    folder = Path(os.environ.get("TRANSFORMER_JAX_TEST_TEXT", default))
-    if not (folder / "en-de").is_dir():
-        pytest.skip(f"no real corpora in {folder}; TRANSFORMER_JAX_TEST_TEXT names another folder")
-    return folder
-
-
 def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
 

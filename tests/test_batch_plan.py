@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from corpora import find_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -384,12 +384,15 @@ def test_a_plan_holds_the_pairs_that_were_drawn(batching: str) -> None:
 # --- Real lengths, and many ---------------------------------------------------------------------
 
 
-def real_lengths(real_text: Path) -> tuple[np.ndarray, np.ndarray]:
+def real_lengths() -> tuple[np.ndarray, np.ndarray]:
     """Of news, in pieces of a vocabulary of 8,000 made from it."""
     names = ("wmt-news", "onmt-wmt10k")
-    folder = real_text / "en-de/train"
     sides = [
-        [line for name in names for line in read_lines(folder / f"{name}.{language}.xz")]
+        [
+            line
+            for name in names
+            for line in read_lines(find_corpus(f"en-de/train/{name}.{language}.xz"))
+        ]
         for language in ("en", "de")
     ]
     model = train_tokenizer(itertools.chain(*sides), TokenizerConfig(vocab_size=8_000))
@@ -400,8 +403,8 @@ def real_lengths(real_text: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_rows_of_real_text_are_full(real_text: Path) -> None:
-    sources, targets = real_lengths(real_text)
+def test_rows_of_real_text_are_full() -> None:
+    sources, targets = real_lengths()
     assert len(sources) > 37_000
     for batching, least in (("packed", 0.97), ("bucketed", 0.90)):
         config = data_config(batching, 256, 25_000)

@@ -30,7 +30,7 @@ ORDER = [
     ["checkpoint"],
     ["run_directory", "metrics"],
     ["decode"],
-    ["translate", "evaluate"],
+    ["translate", "moses", "evaluate", "comet", "significance", "test_sets"],
     ["prepare", "load"],
     ["train", "compile"],
     ["commands.shared", "commands.evaluate", "commands.train", "commands.translate"],

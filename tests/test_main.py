@@ -656,14 +656,34 @@ def test_evaluate_scores_the_file_that_it_writes(
     score = sacrebleu.corpus_bleu(hypotheses, [lines])
     assert 0 < score.score < 90
     assert result["BLEU"] == round(score.score, 2)
-    assert f"BLEU {score.score:.2f} on news" in err
-    assert "tok:13a" in result["signature"] and "smooth:exp" in result["signature"]
+    assert f"{score.score:.2f}  {run}  {checkpoint}\n" in err
+    assert "tok:13a" in result["signatures"]["BLEU"]
+    assert "moses-de-compounds" in result["signatures"]["paper_BLEU"]
     assert lines_of(run / "evaluations.jsonl")[-1] == out.strip()
 
     output = tmp_path / "out.de"
     arguments = ["--input", str(sources), "--output", str(output), *options]
     assert main(["translate", str(run), *arguments]) == 0
     assert lines_of(output) == hypotheses
+
+
+def test_bleu_while_training_is_that_of_evaluate_f08(
+    trained: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the run's own test set has every score with its signature, at the end of `train`."""
+    run, out = trained
+    lines = map(json.loads, lines_of(run / "metrics.jsonl"))
+    (while_training,) = (line["BLEU"] for line in lines if "BLEU" in line and line["step"] == 600)
+    files = ["--sources", str(DATA / "base/valid.en"), "--references", str(DATA / "base/valid.de")]
+    assert main(["evaluate", str(run), *files]) == 0
+    assert json.loads(capsys.readouterr().out)["BLEU"] == round(while_training, 2) > 0
+    result = json.loads(out)
+    assert (result["test_set"], result["system"], len(result["fingerprint"])) == (
+        "test",
+        str(run),
+        64,
+    )
+    assert {"BLEU", "paper_BLEU", "chrF", "TER"} == set(result["signatures"]) <= set(result)
 
 
 def test_evaluate_takes_options_of_the_search(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from corpora import find_corpus
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import download, multi30k
@@ -120,7 +121,7 @@ def test_no_server(server: type[Handler], tmp_path: Path, monkeypatch: pytest.Mo
         read(tmp_path)
 
 
-def test_real_text_is_the_published_one(real_text: Path) -> None:
+def test_real_text_is_the_published_one() -> None:
     for name, digest in multi30k.DIGESTS.items():
-        content = (real_text / "multi30k" / name).read_bytes()
+        content = find_corpus(f"multi30k/{name}").read_bytes()
         assert hashlib.sha256(content).hexdigest() == digest

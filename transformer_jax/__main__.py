@@ -16,7 +16,7 @@ USAGE = """usage: transformer-jax COMMAND ...
 
   train EXPERIMENT [--section.field VALUE ...]   train, or go on with, an experiment file
   translate RUN [options]                        translate lines of text
-  evaluate RUN [options]                         translate a test set and score it
+  evaluate RUN [RUN ...] [options]               translate a test set, score it, compare runs
   compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there
 
 COMMAND --help lists the options of a command."""

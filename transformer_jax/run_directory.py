@@ -109,18 +109,26 @@ class RunDirectory:
         """Raises UserError where the run was begun with settings that make it another one."""
         if not self.config.is_file():
             return
-        before, now = flatten(self.load_config()), flatten(config)
-        for name, value in now.items():
-            if before.get(name) != value and not _is_free(name):
-                raise UserError(
-                    f"{self.path} was begun with {name} = {before.get(name)!r}, not {value!r}: "
-                    "go on with the same value, or give another --run-directory"
-                )
+        before = self.load_config()
+        for name in differences(before, config):
+            raise UserError(
+                f"{self.path} was begun with {name} = {flatten(before)[name]!r}, not "
+                f"{flatten(config)[name]!r}: go on with the same value, or give another "
+                "--run-directory"
+            )
 
     def save_config(self, config: Config) -> None:
         """Writes the resolved configuration, whole or not at all."""
         with atomic_writer(self.config) as file:
             file.write(to_json(config).encode())
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """The paths of the fields, but those that are `FREE_TO_CHANGE`, whose values differ."""
+    values = flatten(other)
+    return [
+        name for name, value in flatten(one).items() if value != values[name] and not _is_free(name)
+    ]
 
 
 def _is_free(name: str) -> bool:

@@ -26,6 +26,7 @@ from transformer_jax.array_types import Batch, Params
 from transformer_jax.chips import chip_of, has_cudnn_attention, model_flops
 from transformer_jax.compile import SPECIAL
 from transformer_jax.config import Config, DataConfig, DecodeConfig, MeshConfig, TrainConfig
+from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.data.text import atomic_writer
 from transformer_jax.errors import UserError
 from transformer_jax.model.attention import use_cudnn

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transformer_jax.commands.evaluate import EvaluateOptions, evaluate_run
+from transformer_jax.commands.evaluate import EvaluateOptions, System, evaluate_systems
 from transformer_jax.commands.shared import parse, say, split_first
 from transformer_jax.config import Config
 from transformer_jax.experiment import load_experiment
@@ -22,9 +22,13 @@ def run(arguments: list[str]) -> int:
 
     from transformer_jax import distributed
     from transformer_jax.checkpoint import Checkpoints
+    from transformer_jax.evaluate import make_metrics
     from transformer_jax.model.transformer import Transformer
     from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
 
+    # A package that scores of the language need should be missed now, not when there are scores.
+    if config.train.dev_bleu_interval or config.data.test:
+        make_metrics(config.data.target_language)
     distributed.join(config.distributed)
     text = _prepare(config, run)
     tokenizers = text.tokenizers
@@ -58,7 +62,8 @@ def run(arguments: list[str]) -> int:
         return 128 + stop.number
     say(f"trained {trainer.step} updates in {trainer.progress.seconds / 60:.1f} minutes")
     if config.data.test:
-        evaluate_run(run, config, EvaluateOptions(decode=config.decode))
+        system = System(config.run_directory, run, config)
+        evaluate_systems([system], EvaluateOptions(decode=config.decode))
     return 0
 
 
@@ -77,17 +82,21 @@ def _prepare(config: Config, run: RunDirectory) -> "Prepared":
 
 def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
     """An evaluator of BLEU on the validation set, by beam search with all its pairs."""
-    from transformer_jax.evaluate import bleu
+    from transformer_jax.evaluate import make_metrics, scores
     from transformer_jax.translate import Translator
 
     translator = Translator(model, text.tokenizers, config.decode, trainer.mesh)
     sources, references = zip(*text.dev_pairs, strict=True)
+    metrics = make_metrics(config.data.target_language, ["BLEU"])
+    if config.train.dev_bleu_interval:
+        signature = scores(metrics, references[:1], {"dev": references[:1]})["BLEU"].signature
+        say(f"BLEU while training: {signature}")
 
     def evaluate_bleu(params, step: int) -> dict[str, float]:
         translations = translator.translate(params, sources, lambda done: stop.check())
         hypotheses = [translation.text for translation in translations]
         return {
-            "BLEU": bleu(hypotheses, references, config.data.target_language).score,
+            "BLEU": scores(metrics, hypotheses, {"dev": references})["BLEU"].score,
             "unfinished": sum(not translation.finished for translation in translations),
         }
 
