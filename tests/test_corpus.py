@@ -12,8 +12,9 @@ from builders import both
 
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import corpus
-from transformer_jax.data.corpus import FilterReport, TokenStore, build_store, load_or_build
+from transformer_jax.data.corpus import build_store, load_or_build
 from transformer_jax.data.sources import Pair, Pairs, read_split
+from transformer_jax.data.token_store import FilterReport, TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 

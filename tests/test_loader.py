@@ -13,8 +13,9 @@ from builders import both
 from transformer_jax.array_types import Batch
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batch_plan import EpochPlan, plan_epoch
-from transformer_jax.data.corpus import TokenStore, build_store
+from transformer_jax.data.corpus import build_store
 from transformer_jax.data.loader import Cursor, Shard, collate, dev_batches, train_batches
+from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer
 
 BATCHINGS = ("packed", "bucketed")
@@ -201,7 +202,7 @@ def stream(
     corpus: Corpus, config: DataConfig, cursor: Cursor, length: int, shard: Shard = WHOLE
 ) -> list[tuple[Cursor, dict[str, np.ndarray]]]:
     """The next batches after a cursor, with the cursors after them."""
-    batches = train_batches(corpus.store, config, 3, 4, cursor, shard)
+    batches = train_batches(lambda epoch: corpus.store, config, 3, 4, cursor, shard)
     try:
         return list(itertools.islice(batches, length))
     finally:
@@ -259,7 +260,9 @@ def test_processes_see_their_rows_of_one_stream(corpus: Corpus, batching: str) -
 def test_the_seed_changes_the_stream(corpus: Corpus, batching: str) -> None:
     streams = []
     for seed in (3, 4):
-        batches = train_batches(corpus.store, data_config(batching), seed, 4, Cursor(0, 0), WHOLE)
+        batches = train_batches(
+            lambda epoch: corpus.store, data_config(batching), seed, 4, Cursor(0, 0), WHOLE
+        )
         streams.append(pairs_in(batch for _, batch in itertools.islice(batches, 3)))
         batches.close()
     assert streams[0] != streams[1]

@@ -13,8 +13,8 @@ import sentencepiece
 
 from transformer_jax.__main__ import main
 from transformer_jax.config import Config, DecodeConfig, TokenizerConfig
-from transformer_jax.data.corpus import TokenStore
 from transformer_jax.data.text import read_lines
+from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.load import load
 from transformer_jax.prepare import load_prepared, prepare

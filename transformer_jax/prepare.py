@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.config import Config, TokenizerConfig
-from transformer_jax.data.corpus import TokenStore, load_or_build
+from transformer_jax.data.corpus import load_or_build
+from transformer_jax.data.resampling import Resampling
 from transformer_jax.data.sources import Given, Pair, Pairs, open_sources, read_split
 from transformer_jax.data.text import atomic_writer, fingerprint
+from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.run_directory import RunDirectory
@@ -24,6 +26,8 @@ class Prepared(NamedTuple):
     dev: TokenStore
     dev_pairs: list[Pair]
     """All pairs of the validation set as text; BLEU is scored on every one."""
+    store_of: Callable[[int], TokenStore] | None
+    """The training pairs of an epoch, where they come in other pieces in each."""
 
     def fingerprints(self) -> dict[str, str]:
         """What must be the same in all processes of a job."""
@@ -40,7 +44,11 @@ def load_prepared(config: Config, run: RunDirectory, given: Given | None = None)
     tokenizers = Tokenizers.load(run.tokenizers(config.tokenizer.shared))
     stores = json.loads(run.tokens.read_text(encoding="utf-8"))
     train, dev = (TokenStore(Path(stores[split]["directory"])) for split in ("train", "dev"))
-    return Prepared(tokenizers, train, dev, list(read_split(config.data, "dev", given)))
+    dev_pairs = list(read_split(config.data, "dev", given))
+    rate, store_of = config.tokenizer.sampling_rate, None
+    if rate > 0:
+        store_of = Resampling(train, tokenizers, rate, config.train.seed, config.data.max_length)
+    return Prepared(tokenizers, train, dev, dev_pairs, store_of)
 
 
 def prepare(

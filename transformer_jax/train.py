@@ -19,8 +19,8 @@ from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.chips import model_flops
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import BatchShape, largest_shape, row_shapes
-from transformer_jax.data.corpus import TokenStore
 from transformer_jax.data.loader import Cursor, dev_batches, epoch_plan, train_batches
+from transformer_jax.data.token_store import TokenStore
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 from transformer_jax.metrics import MetricsLog
@@ -115,8 +115,16 @@ class Trainer:
         model: Transformer,
         store: TokenStore,
         checkpoints: Checkpoints,
+        store_of: Callable[[int], TokenStore] | None = None,
     ):
+        """`store_of` gives the store of an epoch, where they differ in the segmentation of text."""
         self.config, self.run, self.store, self.checkpoints = config, run, store, checkpoints
+        self._store_of = store_of or (lambda epoch: store)
+        lengths = store.source_lengths, store.target_lengths
+        self._row_shapes = row_shapes(*lengths, config.data)
+        if store_of is not None:  # its sentences may be longer
+            longest = np.full((1, 2), config.data.max_length)
+            self._row_shapes = np.unique(np.append(self._row_shapes, longest, axis=0), axis=0)
         self.mesh = sharding.make_mesh(config.mesh)
         self.row_multiple = sharding.num_batch_shards(self.mesh) * config.train.num_micro_batches
         self.state, shardings = init_state(config, model, self.mesh)
@@ -150,9 +158,8 @@ class Trainer:
 
     def compile_largest(self) -> jax.stages.Compiled:
         """Compiles the step for the batch that needs most memory, before the first update."""
-        data = self.config.data
-        shapes = row_shapes(self.store.source_lengths, self.store.target_lengths, data)
-        return self._executable(largest_shape(data, self.row_multiple, shapes))
+        shape = largest_shape(self.config.data, self.row_multiple, self._row_shapes)
+        return self._executable(shape)
 
     def summary(self) -> list[str]:
         """What will happen, a line each; compiles the largest batch to know its memory."""
@@ -207,7 +214,9 @@ class Trainer:
         start = Cursor(self.progress.epoch, self.progress.batch)
         shard = sharding.process_shard(self.mesh)
         data, seed = self.config.data, self.config.train.seed
-        batches = train_batches(self.store, data, seed, self.row_multiple, start, shard)
+        batches = train_batches(
+            self._store_of, data, seed, self.row_multiple, start, shard, self._row_shapes
+        )
         while True:
             asked = time.monotonic()
             cursor, rows = next(batches)

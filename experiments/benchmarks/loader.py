@@ -28,9 +28,10 @@ import numpy as np
 
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data.batch_plan import EpochPlan, plan_epoch
-from transformer_jax.data.corpus import TokenStore, build_store
+from transformer_jax.data.corpus import build_store
 from transformer_jax.data.loader import PlannedBatches, Shard
 from transformer_jax.data.text import read_pairs
+from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 
 Row = dict[str, Any]

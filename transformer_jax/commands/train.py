@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     )
     stop = StopSignal()
     with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
-        trainer = Trainer(config, run, model, text.train, checkpoints)
+        trainer = Trainer(config, run, model, text.train, checkpoints, text.store_of)
         trainer.resume()
         distributed.on_first(lambda: run.save_config(config))
         for line in trainer.summary():

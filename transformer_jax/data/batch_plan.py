@@ -77,16 +77,19 @@ def plan_epoch(
     epoch: int,
     row_multiple: int,
     pairs: np.ndarray | None = None,
+    shapes: np.ndarray | None = None,
 ) -> EpochPlan:
     """Shuffles pairs into batches of about `config.tokens_per_update` tokens a side.
 
     Lengths are those of every pair in tokens, end mark included, none above `config.max_length`.
     `pairs` are those of the epoch, perhaps some of them several times; None is each of them once.
+    `shapes` are the lengths of rows, as `row_shapes` gives them, which is asked where it is None.
     Filler rows make the rows of every batch a multiple of `row_multiple`, the devices which split
     a batch times the micro-batches; which pairs meet in a batch does not depend on it.
     """
     random = np.random.default_rng([seed, epoch])
-    shapes = row_shapes(source_lengths, target_lengths, config)
+    if shapes is None:
+        shapes = row_shapes(source_lengths, target_lengths, config)
     if pairs is None:
         shuffled = random.permutation(len(source_lengths))
     else:

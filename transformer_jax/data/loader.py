@@ -1,14 +1,14 @@
 """Batch plan → arrays on this host, ahead of their use."""
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batch_plan import EpochPlan, draw_pairs, plan_epoch
-from transformer_jax.data.corpus import TokenStore
+from transformer_jax.data.token_store import TokenStore
 
 
 class Cursor(NamedTuple):
@@ -75,40 +75,49 @@ def collate(store: TokenStore, plan: EpochPlan, batch: int, shard: Shard) -> dic
 
 
 def epoch_plan(
-    store: TokenStore, config: DataConfig, seed: int, epoch: int, row_multiple: int
+    store: TokenStore,
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+    row_multiple: int,
+    shapes: np.ndarray | None = None,
 ) -> EpochPlan:
     """The batches of an epoch of training, in which sources have their weights."""
     weights = [source.weight for source in config.sources("train")]
     pairs = draw_pairs(store.starts, weights, seed, epoch)
     lengths = store.source_lengths, store.target_lengths
-    return plan_epoch(*lengths, config, seed, epoch, row_multiple, pairs)
+    return plan_epoch(*lengths, config, seed, epoch, row_multiple, pairs, shapes)
 
 
 def train_batches(
-    store: TokenStore,
+    store_of: Callable[[int], TokenStore],
     config: DataConfig,
     seed: int,
     row_multiple: int,
     cursor: Cursor,
     shard: Shard,
+    shapes: np.ndarray | None = None,
 ) -> Iterator[tuple[Cursor, dict[str, np.ndarray]]]:
     """Batches for ever, from `cursor` on, each with the cursor of the batch after it.
 
-    Batches are made by background threads, and the plan of the next epoch while this one runs.
+    `store_of` gives the store of an epoch. Batches are made by background threads, and store and
+    plan of the next epoch while this one runs.
     """
     import grain
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch_batches)
     executor = ThreadPoolExecutor(1)
 
-    def planned(epoch: int) -> Future[EpochPlan]:
-        return executor.submit(epoch_plan, store, config, seed, epoch, row_multiple)
+    def plan(epoch: int) -> PlannedBatches:
+        store = store_of(epoch)
+        planned = epoch_plan(store, config, seed, epoch, row_multiple, shapes)
+        return PlannedBatches(store, planned, shard)
 
     try:
-        current = planned(cursor.epoch)
+        current = executor.submit(plan, cursor.epoch)
         while True:
-            source = PlannedBatches(store, current.result(), shard)
-            current = planned(cursor.epoch + 1)
+            source = current.result()
+            current = executor.submit(plan, cursor.epoch + 1)
             dataset = grain.MapDataset.source(source)[cursor.batch :].to_iter_dataset(options)
             for batch in dataset:
                 cursor = Cursor(cursor.epoch, cursor.batch + 1)
