@@ -21,7 +21,7 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.decode import SpecialIds
 from transformer_jax.errors import UserError
-from transformer_jax.model.attention import use_cudnn
+from transformer_jax.model.attention import exp_and_sum, use_cudnn
 from transformer_jax.train_step import abstract_batch, abstract_params, batch_loss
 from transformer_jax.translate import search
 
@@ -47,6 +47,30 @@ UNFIT = [
     {"d_k": 12, "d_v": 12},
     {"d_k": 136, "d_v": 136},
 ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exponentials_over_their_sums_are_a_softmax(dtype: str) -> None:
+    """Equation 1 and its gradient, against JAX's softmax in float32."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    scores = 4 * jax.random.normal(keys[0], (2, 3, 5, 7))
+    scores = scores.at[0, :, :, 4:].add(-1e30).at[1].add(1e4)
+    values, of_result = (jax.random.normal(key, (2, 3, 5, 7)) for key in keys[1:])
+
+    def in_parts(scores: jax.Array, values: jax.Array) -> jax.Array:
+        exps, sums = exp_and_sum(scores, dtype)
+        assert exps.dtype == dtype
+        return (exps * values).sum(axis=-1) / sums
+
+    def whole(scores: jax.Array, values: jax.Array) -> jax.Array:
+        return (jax.nn.softmax(scores) * values).sum(axis=-1)
+
+    of_result = of_result[..., 0]
+    (mine, my_vjp), (other, other_vjp) = (jax.vjp(f, scores, values) for f in (in_parts, whole))
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(mine, other, atol=tolerance)
+    for my_gradient, gradient in zip(my_vjp(of_result), other_vjp(of_result), strict=True):
+        np.testing.assert_allclose(my_gradient, gradient, atol=tolerance)
 
 
 @pytest.fixture

@@ -192,6 +192,18 @@ def test_the_command_line_simulates_devices(compile_cli: Callable) -> None:
     assert "memory a device" in text
 
 
+def test_a_search_is_compiled_for_the_mesh_of_translate(
+    run_cli: Callable, tiny_experiment: Callable[..., str], tmp_path: Path
+) -> None:
+    """Not for that of the experiment, which is how to train."""
+    experiment = tiny_experiment(tmp_path, {"mesh.fsdp": 2})
+    command = "compile", experiment, "--topology", "cpu:2"
+    used = json.loads(run_cli(*command, "--what", "decode").stdout)
+    assert used["mesh"] == {"data": 2, "fsdp": 1, "tensor": 1}
+    given = json.loads(run_cli(*command, "--what", "decode", "--mesh.tensor", "2").stdout)
+    assert given["mesh"] == {"data": 1, "fsdp": 1, "tensor": 2}
+
+
 def test_the_command_line_wants_a_topology(compile_cli: Callable) -> None:
     status, _, text = compile_cli()
     assert status == 2

@@ -22,7 +22,14 @@ from builders import (
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.loss import loss_sums
-from transformer_jax.model.layers import Dropout, Embedding, random_bits, sinusoid
+from transformer_jax.model.layers import (
+    Dropout,
+    Embedding,
+    output_product,
+    random_bits,
+    relu,
+    sinusoid,
+)
 from transformer_jax.model.transformer import empty_cache
 from transformer_jax.train_step import init_state
 
@@ -343,3 +350,23 @@ def test_a_model_with_two_matrices_is_made_with_two_that_differ():
     assert table["embedding"].shape == table["source_embedding"].shape
     assert np.abs(table["embedding"] - table["source_embedding"]).max() > 0.01
     assert np.std(table["source_embedding"]) == pytest.approx(config.model.d_model**-0.5, rel=0.1)
+
+
+def test_gradients_of_our_own_are_those_of_jax():
+    """Of the relu, also at 0, and of the product with the output's matrix."""
+    x = jnp.array([-2.0, -0.0, 0.0, 1e-30, 3.0])
+    np.testing.assert_array_equal(relu(x), nn.relu(x))
+    grad = jax.grad(lambda x: jnp.sum(relu(x) * jnp.arange(1, 6)))(x)
+    np.testing.assert_array_equal(grad, [0, 0, 0, 4, 5])
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (2, 3, 4), (5, 4), (2, 3, 5)
+    x, matrix, of_logits = (
+        jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)
+    )
+    logits, vjp = jax.vjp(output_product, x, matrix)
+    np.testing.assert_allclose(logits, x @ matrix.T, rtol=1e-5, atol=1e-5)
+    of_x, of_matrix = vjp(of_logits)
+    np.testing.assert_allclose(of_x, of_logits @ matrix, rtol=1e-5, atol=1e-5)
+    expected = of_logits.reshape(-1, 5).T @ x.reshape(-1, 4)
+    np.testing.assert_allclose(of_matrix, expected, rtol=1e-5, atol=1e-5)

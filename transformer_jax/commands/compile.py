@@ -2,11 +2,11 @@
 
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from transformer_jax.commands.shared import parse, say, split_first
-from transformer_jax.config import Config
+from transformer_jax.config import Config, MeshConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
 
@@ -21,7 +21,8 @@ class CompileOptions(Config):
     topology: str = ""
     """`v4:2x2x1`, `v5e:4x4`, `v5p:2x2x1`, `v6e:4x4`, `tpu7x:2x2x1`, of any size; or `cpu:8`."""
     what: Literal["train", "decode"] = "train"
-    """`train`: an update of the largest batch; `decode`: the beam search of a batch."""
+    """`train`: an update of the largest batch; `decode`: the beam search of a batch, which
+    every device has all weights for, as in `translate`, unless `--mesh` says otherwise."""
 
 
 def run(arguments: list[str]) -> int:
@@ -30,6 +31,8 @@ def run(arguments: list[str]) -> int:
     config = load_experiment(path) if path else Config()
     default = CompileOptions(**{one.name: getattr(config, one.name) for one in fields(config)})
     options = parse("compile", default, rest)
+    if options.what == "decode":  # translate and evaluate split the rows, whatever training splits
+        options = parse("compile", replace(default, mesh=MeshConfig()), rest)
     if not options.topology:
         raise UserError("give --topology, such as v5e:4x4, v5p:2x2x1 or cpu:8")
     _look_for_no_tpu()

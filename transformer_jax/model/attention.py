@@ -4,6 +4,7 @@ Keys and values are projected apart from the queries, so that decoding can compu
 of the source before the first token, those of a target token when it is chosen.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -58,12 +59,39 @@ class Attention(nn.Module):
             heads = _attend_by_cudnn(queries, keys_values, bias)
         else:
             scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
-            weights = jax.nn.softmax(scores.astype(jnp.float32) + bias).astype(config.dtype)
+            weights, totals = exp_and_sum(scores.astype(jnp.float32) + bias, config.dtype)
             weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
             heads = jnp.einsum("bhqk,bkhd->bqhd", weights, keys_values.values)
+            heads = (heads / totals.swapaxes(1, 2)[..., None]).astype(config.dtype)
         axes = ("heads", "head_dim", "model")
         options = {"use_bias": config.attention_bias, "name": "output"}
         return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def exp_and_sum(
+    scores: Float[Array, "batch heads q k"], dtype: jax.typing.DTypeLike
+) -> tuple[Float[Array, "batch heads q k"], Float[Array, "batch heads q"]]:
+    """A softmax over the keys in two parts: the exponentials, rounded to `dtype`, and their sums.
+
+    The greatest exponential of a query is 1. Dividing the heads by the sums, not the weights, saves
+    a pass over all pairs, and the gradient keeps nothing of a pair but its rounded exponential.
+    """
+    exps = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return jax.lax.optimization_barrier(exps.astype(dtype)), exps.sum(axis=-1)
+
+
+def _exp_and_sum_forward(scores: Array, dtype: jax.typing.DTypeLike):
+    exps, sums = exp_and_sum(scores, dtype)
+    return (exps, sums), exps
+
+
+def _exp_and_sum_backward(dtype: jax.typing.DTypeLike, exps: Array, gradients: tuple[Array, Array]):
+    of_exps, of_sums = gradients
+    return (exps.astype(jnp.float32) * (of_exps.astype(jnp.float32) + of_sums[..., None]),)
+
+
+exp_and_sum.defvjp(_exp_and_sum_forward, _exp_and_sum_backward)
 
 
 def use_cudnn(config: ModelConfig, query_length: int, key_length: int) -> bool:

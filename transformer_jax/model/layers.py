@@ -145,14 +145,54 @@ class Embedding(nn.Module):
 
     def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
         """The scores of every row in float32; those beyond the vocabulary can never be chosen."""
-        embedding = gathered(self.embedding, "vocab", "model").astype(self.config.dtype)
-        logits = jnp.einsum("blm,vm->blv", x, embedding, preferred_element_type=jnp.float32)
+        embedding = gathered(self.embedding, "vocab", "model")
+        logits = output_product(x, embedding)
         logits = constrain(logits, "batch", None, "vocab")
         if self.config.output_bias:
             logits = logits + self.output_bias
         if len(embedding) > self.vocab_size:
             logits = jnp.where(jnp.arange(len(embedding)) < self.vocab_size, logits, FORBIDDEN)
         return logits
+
+
+@jax.custom_vjp
+def output_product(
+    x: Float[Array, "batch len model"], embedding: Float[Array, "vocab model"]
+) -> Float[Array, "batch len vocab"]:
+    """x E^T of section 3.4 in the dtype of `x`, summed up in float32."""
+    return _output_product_forward(x, embedding)[0]
+
+
+def _output_product_forward(x: jax.Array, embedding: jax.Array):
+    # The barriers let the compiler round the matrix and the gradient once, not within each product
+    # again; with the gradient that is the derivative of the softmax, from logits in float32.
+    rounded = jax.lax.optimization_barrier(embedding.astype(x.dtype))
+    logits = jnp.einsum("blm,vm->blv", x, rounded, preferred_element_type=jnp.float32)
+    return logits, (x, rounded)
+
+
+def _output_product_backward(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array):
+    x, rounded = residuals
+    gradient = jax.lax.optimization_barrier(gradient.astype(x.dtype))
+    of_x = jnp.einsum("blv,vm->blm", gradient, rounded)
+    return of_x, jnp.einsum("blv,blm->vm", gradient, x, preferred_element_type=jnp.float32)
+
+
+output_product.defvjp(_output_product_forward, _output_product_backward)
+
+
+@jax.custom_vjp
+def relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """max(0, x), whose gradient is read off the result: the compiler need not keep a mask of x."""
+    return jax.nn.relu(x)
+
+
+def _relu_forward(x: jax.Array):
+    y = jax.lax.optimization_barrier(relu(x))
+    return y, y
+
+
+relu.defvjp(_relu_forward, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
 
 
 class FeedForward(nn.Module):
@@ -167,7 +207,7 @@ class FeedForward(nn.Module):
         config = self.config
         x = dense(config, config.d_ff, ("model", "ff"), name="inner")(x)
         x = constrain(x, "batch", None, "ff")
-        x = {"relu": nn.relu, "swish": nn.swish}[config.activation](x)
+        x = {"relu": relu, "swish": nn.swish}[config.activation](x)
         x = Dropout(config.ff_dropout_rate)(x, deterministic)
         return dense(config, config.d_model, ("ff", "model"), name="outer")(x)
 
