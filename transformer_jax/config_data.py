@@ -38,6 +38,9 @@ class DataConfig:
     """`packed`: several pairs share a row; `bucketed`: one pair a row, pairs of like length."""
     tokens_per_update: int = 25_000
     """Size of the batch of one update in tokens, on each side, padding included (section 5.1)."""
+    inspection: Literal["stop", "warn", "off"] = "stop"
+    """What happens before training where its text looks meaningless, such as with shifted lines:
+    `stop`, or `warn` and go on; `off` does not look."""
     prefetch_batches: int = 8
     """Batches that background threads keep ready."""
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.corpus import TokenStore, build_store, read_split
+from transformer_jax.data.inspection import Inspection, inspect_corpus
+from transformer_jax.data.inspection_report import find_reasons, summarize
 from transformer_jax.data.text import fingerprint
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UnfitCorpus, UserError
 from transformer_jax.run_directory import RunDirectory
 
 
@@ -38,6 +40,27 @@ def load_prepared(config: Config, run: RunDirectory) -> Prepared:
     return Prepared(tokenizer, train, dev, list(read_split(config.data, "dev")))
 
 
+def inspect_text(config: DataConfig, tokenizer: Tokenizer | None) -> Inspection:
+    """Inspects the training text, which is read once more for it."""
+    sources = {" + ".join(config.train): read_split(config, "train")}
+    held_out = {"dev": list(read_split(config, "dev"))}
+    if config.test:
+        held_out["test"] = list(read_split(config, "test"))
+    return inspect_corpus(sources, held_out, tokenizer, config)
+
+
+def _check_text(config: DataConfig, tokenizer: Tokenizer, say: Callable[[str], None]) -> None:
+    """Inspects the training text, tells what was found, and stops where `config` says so."""
+    found = inspect_text(config, tokenizer)
+    for line in summarize(found):
+        say(line)
+    reasons = find_reasons(found)
+    if reasons and config.inspection == "stop":
+        raise UnfitCorpus("; ".join(reasons) + "; --data.inspection warn goes on all the same")
+    for reason in reasons:
+        say(f"WARNING: {reason}")
+
+
 def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> None:
     """Reads all text, makes what is missing in the run's directory, and reports with `say`.
 
@@ -58,6 +81,9 @@ def prepare(config: Config, run: RunDirectory, say: Callable[[str], None]) -> No
             train_pairs = read_split(config.data, "train")
         else:
             tokenizer = Tokenizer.load(run.tokenizer)
+        # A run that goes on has the very corpus that was inspected when it was begun.
+        if is_new and config.data.inspection != "off":
+            _check_text(config.data, tokenizer, say)
         stores = {}
         for split, pairs in (("train", train_pairs), ("dev", dev_list)):
             directory = run.tokens / split

@@ -28,6 +28,7 @@ FREE_TO_CHANGE = (
     "run_directory",
     "data.directory",
     "data.test",
+    "data.inspection",
     "data.prefetch_batches",
     "mesh.",
     "distributed.",

@@ -10,6 +10,7 @@ import io
 import random
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -147,6 +148,11 @@ class Tokenizer:
             )
         self.model_bytes = model_bytes
         self.fingerprint = hashlib.sha256(model_bytes).hexdigest()
+
+    @cached_property
+    def fallback_ids(self) -> frozenset[int]:
+        """The ids of text outside the vocabulary: `unk`, and the pieces that are single bytes."""
+        return frozenset(filter(self._processor.is_byte, range(self.vocab_size))) | {self.unk_id}
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
