@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_jax.data.inspection import Distribution, Inspection
+from transformer_jax.data.findings import Distribution, Inspection
 from transformer_jax.data.inspection_report import describe, find_reasons
 from transformer_jax.data.text import atomic_writer
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.corpus import TokenStore, build_store, read_split
-from transformer_jax.data.inspection import Inspection, inspect_corpus
+from transformer_jax.data.findings import Inspection
+from transformer_jax.data.inspection import inspect_corpus
 from transformer_jax.data.inspection_report import find_reasons, summarize
 from transformer_jax.data.text import fingerprint
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 
-from transformer_jax.data.inspection import Distribution, Inspection, Part
+from transformer_jax.data.findings import Distribution, Inspection, Part
 
 # Shares above which training stops.
 _MOST_COPIES = 0.5
 _MOST_DROPPED = 0.9
 _MOST_MISALIGNED = 0.1
-# `Side.language` below which a side looks like the other one. Measured in blocks of 200 lines: 0.3
-# to 1 in 11 real corpora, the negative of it where their sides were swapped.
-_LEAST_LANGUAGE = -0.1
+_MOST_FOREIGN = 0.1
 
 _TO_WARN = 0.01
 _TO_WARN_OF_DUPLICATES = 0.1
@@ -44,16 +42,19 @@ def _reasons_of_all(found: Inspection) -> Iterator[str]:
 
 
 def _reasons(name: str, part: Part) -> Iterator[str]:
-    source, target = part.source.language, part.target.language
-    if source is not None and target is not None and min(source, target) < _LEAST_LANGUAGE:
-        if max(source, target) < _LEAST_LANGUAGE:
-            what = "the sides look swapped: the source reads like the targets of dev, the target"
-            what += " like its sources"
-        elif source < target:
-            what = "the source side reads like the targets of dev"
-        else:
-            what = "the target side reads like the sources of dev"
-        yield f"{name}: {what} (language {source:.2f} and {target:.2f}); check data.*_language"
+    source, target = part.source.foreign, part.target.foreign
+    if min(source, target) > _MOST_FOREIGN:
+        yield (
+            f"{name}: the sides look swapped: {_percent(source)} of the source text reads like "
+            f"dev's targets, {_percent(target)} of the target text like dev's sources; check "
+            "data.source_language and data.target_language"
+        )
+    elif max(source, target) > _MOST_FOREIGN:
+        side, other = ("source", "targets") if source > target else ("target", "sources")
+        yield (
+            f"{name}: {_percent(max(source, target))} of the {side} text reads like dev's {other}; "
+            "check that each file holds its own language"
+        )
     if part.misaligned > _MOST_MISALIGNED:
         yield (
             f"{name}: {_describe_misaligned(part)}; line i of one side must translate line i of "
@@ -62,12 +63,12 @@ def _reasons(name: str, part: Part) -> Iterator[str]:
 
 
 def _describe_misaligned(part: Part) -> str:
-    where = f"from line {part.first_misaligned} on" if part.first_misaligned else ""
     how = "the sides do not seem to be translations of each other"
     if part.shift:
-        how = f"source line i seems to go with target line i{part.shift:+d}, or with none"
+        how = f"source line i seems to go with target line i{part.shift:+d}"
     return (
-        f"{_percent(part.misaligned)} of the text looks misaligned, first {where}: {how} "
+        f"{_percent(part.misaligned)} of the text looks misaligned, first in the "
+        f"thousand pairs from {part.first_misaligned} on: {how} "
         f"(alignment {part.alignment:.2f}, where parallel text has 0.2 or more)"
     )
 
