@@ -21,6 +21,8 @@ ORDER = [
     ["distributed", "chips", "hlo"],
     ["data.text", "data.cldr", "data.tfds_source", "data.download", "data.multi30k"],
     ["data.sources", "data.tokenizer", "data.sampling", "data.token_store", "data.corpus"],
+    ["data.signals", "data.findings", "data.inspection"],
+    ["data.inspection_report", "inspection_page"],
     ["data.resampling", "data.batch_plan", "data.loader"],
     ["sharding"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],
@@ -34,7 +36,7 @@ ORDER = [
     ["prepare", "load"],
     ["train", "compile"],
     ["commands.shared", "commands.evaluate", "commands.train", "commands.translate"],
-    ["commands.compile"],
+    ["commands.compile", "commands.inspect"],
     ["__main__"],
 ]
 
@@ -201,7 +203,7 @@ def test_the_command_line_starts_without_jax(stand_ins: Path) -> None:
     assert not imported & {"jax", "flax", "tensorflow", "torch"}
 
 
-@pytest.mark.parametrize("command", ["", "train", "translate", "evaluate", "compile"])
+@pytest.mark.parametrize("command", ["", "train", "translate", "evaluate", "inspect", "compile"])
 def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
     program = f"""
 from transformer_jax.__main__ import main

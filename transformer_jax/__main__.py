@@ -10,20 +10,24 @@ from transformer_jax.errors import UserError
 
 # A command is imported when it runs, and imports what it needs then: `--help` should not wait for
 # JAX.
-COMMANDS = ("train", "translate", "evaluate", "compile")
+COMMANDS = ("train", "translate", "evaluate", "inspect", "compile")
 
 USAGE = """usage: transformer-jax COMMAND ...
 
   train EXPERIMENT [--section.field VALUE ...]   train, or go on with, an experiment file
   translate RUN [options]                        translate lines of text
   evaluate RUN [RUN ...] [options]               translate a test set, score it, compare runs
+  inspect EXPERIMENT [--json] [--html FILE]      what is in the text, before training on it
   compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there
 
 COMMAND --help lists the options of a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status: 0, 2 for a user's mistake, 128 + a signal."""
+    """Runs a command and returns the exit status: 0, 2 for a user's mistake, 128 + a signal.
+
+    It is 1 for text on which training would be meaningless.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except UserError as error:
         print(f"transformer-jax: {error}", file=sys.stderr)
-        return 2
+        return error.status
     except BrokenPipeError:
         # What read standard output has ended, as `head` does; without this Python complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

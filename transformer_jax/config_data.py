@@ -78,6 +78,9 @@ class DataConfig:
     (section 5.1)."""
     max_buckets: int = 32
     """Shapes of batches at most, each of which is compiled, where they are `bucketed`."""
+    inspection: Literal["stop", "warn", "off"] = "stop"
+    """What happens before training where its text looks meaningless, such as with shifted lines:
+    `stop`, or `warn` and go on; `off` does not look."""
     prefetch_batches: int = 8
     """Batches that background threads keep ready."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from transformer_jax.config import DistributedConfig
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UnfitCorpus, UserError
 
 Result = TypeVar("Result")
 
@@ -58,16 +58,17 @@ def everywhere(work: Callable[[], Result]) -> Result:
 
     Raises UserError where `work` raises that, or OSError, in some process.
     """
-    result, message = None, ""
+    result, message, status = None, "", UserError.status
     try:
         result = work()
     except UserError as error:
-        message = str(error)
+        message, status = str(error), error.status
     except OSError as error:
         message = f"{error.filename or ''}: {error.strerror}"
-    messages = [text for text in _gather(message) if text]
-    if messages:
-        raise UserError(messages[0])
+    failures = [json.loads(text) for text in _gather(json.dumps([message, status]))]
+    for message, status in failures:
+        if message:
+            raise UnfitCorpus(message) if status == UnfitCorpus.status else UserError(message)
     return result  # type: ignore[return-value]
 
 

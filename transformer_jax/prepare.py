@@ -2,19 +2,22 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.data.corpus import load_or_build
+from transformer_jax.data.findings import Inspection
+from transformer_jax.data.inspection import inspect_corpus
+from transformer_jax.data.inspection_report import find_reasons, summarize
 from transformer_jax.data.resampling import Resampling
 from transformer_jax.data.sources import Given, Pair, Pairs, open_sources, read_split
 from transformer_jax.data.text import atomic_writer, fingerprint
 from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UnfitCorpus, UserError
 from transformer_jax.run_directory import RunDirectory
 
 
@@ -51,6 +54,38 @@ def load_prepared(config: Config, run: RunDirectory, given: Given | None = None)
     return Prepared(tokenizers, train, dev, dev_pairs, store_of)
 
 
+def open_all(config: Config, given: Given | None = None) -> dict[str, list[Pairs]]:
+    """The sources of `train`, `dev` and `test`; raises as `sources.open_sources` does."""
+    return {split: open_sources(config.data, split, given) for split in ("train", "dev", "test")}
+
+
+def inspect_text(
+    config: Config, sources: Mapping[str, Sequence[Pairs]], tokenizers: Tokenizers | None
+) -> Inspection:
+    """Inspects the training text of opened `sources`, which is read once more for it."""
+    training = {
+        name: _watched(source, "inspecting").read()
+        for name, source in zip(config.data.train, sources["train"], strict=True)
+    }
+    held_out = {
+        split: [pair for source in sources[split] for pair in source.read()]
+        for split in ("dev", "test")
+        if sources[split]
+    }
+    return inspect_corpus(training, held_out, tokenizers, config.data)
+
+
+def _check_text(found: Inspection, config: Config, say: Callable[[str], None]) -> None:
+    """Tells what was found in the training text, and stops where `config` says so."""
+    for line in summarize(found):
+        say(line)
+    reasons = find_reasons(found)
+    if reasons and config.data.inspection == "stop":
+        raise UnfitCorpus("; ".join(reasons) + "; --data.inspection warn goes on all the same")
+    for reason in reasons:
+        say(f"WARNING: {reason}")
+
+
 def prepare(
     config: Config, run: RunDirectory, say: Callable[[str], None], given: Given | None = None
 ) -> None:
@@ -60,16 +95,19 @@ def prepare(
     trained on, and then leaves no new run behind.
     """
     # Every file is opened and its lines are counted before the first one is read.
-    sources = {split: open_sources(config.data, split, given) for split in ("train", "dev", "test")}
+    sources = open_all(config, given)
     _check(config, sources)
     folder = Path(config.data.token_directory or run.path.parent / "tokens").expanduser()
     with run.creating(folder):
         files = run.tokenizers(config.tokenizer.shared)
         is_new = not all(file.is_file() for file in files)
         if is_new:
-            tokenizers = _make_tokenizers(config, sources, say)
+            tokenizers = make_tokenizers(config, sources, say)
         else:
             tokenizers = Tokenizers.load(files)
+        # A run that goes on has the very corpus that was inspected when it was begun.
+        if is_new and config.data.inspection != "off":
+            _check_text(inspect_text(config, sources, tokenizers), config, say)
         before = json.loads(run.tokens.read_text(encoding="utf-8")) if run.tokens.exists() else {}
         stores = {}
         for split in ("train", "dev"):
@@ -89,8 +127,8 @@ def prepare(
             file.write(json.dumps(stores, indent=2).encode())
 
 
-def _make_tokenizers(
-    config: Config, sources: dict[str, list[Pairs]], say: Callable[[str], None]
+def make_tokenizers(
+    config: Config, sources: Mapping[str, Sequence[Pairs]], say: Callable[[str], None]
 ) -> Tokenizers:
     """Those of a new run, trained on its text or taken from `tokenizer.models`."""
     settings = config.tokenizer
@@ -126,7 +164,7 @@ def _take_tokenizers(
     return tokenizers
 
 
-def _check(config: Config, sources: dict[str, list[Pairs]]) -> None:
+def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
     if config.data.test and not sum(source.count for source in sources["test"]):
         raise UserError(f"data.test is {config.data.test!r}: no sentences to score")
     for source in sources["train"]:
@@ -145,7 +183,7 @@ def _report(split: str, store: TokenStore, say: Callable[[str], None]) -> None:
         say(f"{split}: {line}")
 
 
-def _read_all(sources: list[Pairs], what: str) -> Iterator[Pair]:
+def _read_all(sources: Sequence[Pairs], what: str) -> Iterator[Pair]:
     return chain.from_iterable(_watched(source, what).read() for source in sources)
 
 

@@ -29,6 +29,7 @@ FREE_TO_CHANGE = (
     "data.directory",
     "data.test",
     "data.token_directory",
+    "data.inspection",
     "data.prefetch_batches",
     "mesh.",
     "distributed.",

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,6 +162,11 @@ class Tokenizer:
             )
         self.model_bytes = model_bytes
         self.fingerprint = hashlib.sha256(model_bytes).hexdigest()
+
+    @cached_property
+    def fallback_ids(self) -> frozenset[int]:
+        """The ids of text outside the vocabulary: `unk`, and the pieces that are single bytes."""
+        return frozenset(filter(self._processor.is_byte, range(self.vocab_size))) | {self.unk_id}
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
