@@ -366,7 +366,7 @@ def test_help_explains_every_field_with_its_default(
     }
     for path, doc, default in documented:
         shown = " ".join(default) if isinstance(default, tuple) else default
-        shown = repr(shown) if shown == "" else shown
+        shown = repr(default) if default == "" else shown
         # A comma, where there is a second option that turns it off.
         option = re.search(f"--{path.replace('_', '-')}[ ,]", text)
         assert option, path

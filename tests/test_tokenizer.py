@@ -294,14 +294,6 @@ def test_two_tokenizers_must_fit_each_other(tokenizer: Tokenizer) -> None:
         Tokenizers(tokenizer, Tokenizer(moved.getvalue()))
 
 
-def test_g13_paths_with_spaces_quotes_and_accents(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """G13: nothing is handed to SentencePiece as a path or as one string of options."""
-    folder = tmp_path / "x y 'é\""
-    folder.mkdir()
-    tokenizer.save(folder / "my model.model")
-    assert Tokenizer.load(folder / "my model.model").fingerprint == tokenizer.fingerprint
-
-
 # --- Other scripts ------------------------------------------------------------------------------
 
 

@@ -135,8 +135,9 @@ class TokenizerConfig:
     """One vocabulary, and one matrix of embeddings, for source and target; else one each."""
     vocab_size: int = 37_000
     """Pieces in a vocabulary, special ones included."""
-    max_sentences: int = 2_000_000
-    """Sentences that a tokenizer is trained on, sampled evenly; a million take about 0.5 GB."""
+    max_sentences: int = 1_000_000
+    """Sentences that a tokenizer is trained on, sampled evenly; a million take
+    up to 1 GB of memory (`bpe`) or 2 GB (`unigram`)."""
     character_coverage: float = 1.0
     """Share of a text's characters that are pieces; the rarest others are spelled in bytes."""
     models: tuple[str, ...] = ()
