@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tensorflow_datasets as tfds
 from wmt14 import make_wmt14
 
 from transformer_jax.__main__ import main
@@ -135,3 +136,19 @@ def test_wmt14_runs_from_end_to_end(
     language = path.stem.split("_")[2]
     assert Path(averaged["hypotheses"]).suffix == f".{language}"
     assert len(Path(averaged["hypotheses"]).read_text("utf-8").split("\n")) == 8 + 1
+
+
+def test_wmt14_runs_on_the_fake_data_of_tfds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random letters in place of text."""
+
+    def read_many(keys, generator, serialized=False) -> list:  # tfds's asks for a self too much
+        return [generator[key] for key in keys]
+
+    monkeypatch.setattr("tensorflow_datasets.testing.mocking._getitems", read_many)
+    options = ["--run-directory", str(tmp_path / "run"), *SMALL, "--data.inspection", "off"]
+    with tfds.testing.mock_data(num_examples=50):
+        assert main(["train", str(WMT14[0]), *options, "--decode.tokens-per-batch", "256"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["sentences"] == 50

@@ -58,8 +58,8 @@ class Side:
     other_script: int
     """Sentences mostly in another script than most sentences of the side."""
     language: float | None
-    """Sample: 0.2 to 1 where it looks like this side of dev, -0.2 to -1 where like the other;
-    the median over the blocks. None for too few lines, and where dev's sides look alike."""
+    """Sample: 0.15 to 1 where it looks like this side of dev, -0.2 to -1 where like the other; the
+    median over the blocks. None for too few lines, and where dev's sides look alike."""
     foreign: float
     """Sample: share of the blocks that look like the other side of dev."""
     held_out: dict[str, int]

@@ -103,10 +103,8 @@ def _open(builder: tfds.core.DatasetBuilder, split: str, languages: Sequence[str
     where = f"{name} cannot be read; if files are damaged, delete the folder to make it anew"
     with _explained(where):
         examples = builder.as_data_source(split=split)
-        info = builder.info.splits[split]
-        facts = [builder.info.full_name, split, info.num_examples, languages]
-        paths = [builder.data_path / os.path.basename(path) for path in sorted(info.filenames)]
-        facts += [(path.name, path.stat().length) for path in paths]
+        facts = [builder.info.full_name, split, len(examples), languages]
+        facts += sorted((path.name, path.stat().length) for path in builder.data_path.glob("*"))
 
     def text(raw: bytes) -> str:
         try:
