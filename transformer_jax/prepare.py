@@ -74,7 +74,7 @@ def prepare(
                     "with; restore it, or give another --run-directory"
                 )
             stores[split] = {"directory": str(store.directory), "fingerprint": store.fingerprint}
-            _report(split, store, say)
+            _report(split, store, sources[split], say)
         if is_new:
             run.save_config(config)
             tokenizer.save(run.tokenizer)
@@ -93,7 +93,16 @@ def _check(config: Config, sources: dict[str, list[Pairs]]) -> None:
             )
 
 
-def _report(split: str, store: TokenStore, say: Callable[[str], None]) -> None:
+def _report(
+    split: str, store: TokenStore, sources: list[Pairs], say: Callable[[str], None]
+) -> None:
+    for source in sources:
+        if source.broken:
+            lines = "1 line" if source.broken == 1 else f"{source.broken} lines"
+            say(
+                f"{split}: {source.name}: {lines} with a lone CR or another control character, "
+                "read as a space"
+            )
     if len(store.reports) > 1:
         for name, report in store.reports:
             say(f"{split}: {name}: {'; '.join(report.lines())}")
