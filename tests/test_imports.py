@@ -161,6 +161,7 @@ def test_only_the_model_and_sharding_import_linen() -> None:
 
 
 def test_no_module_imports_tensorflow_or_torch() -> None:
+    """G01."""
     for name in FILES:
         tops = {imported.partition(".")[0] for imported in imports(source_of(name), name)}
         assert not tops & {"tensorflow", "torch"}, name

@@ -214,6 +214,7 @@ def epoch_sizes(corpus: Corpus, config: DataConfig, epochs: int) -> list[int]:
 def test_each_epoch_delivers_every_pair_once_in_an_order_of_its_own(
     corpus: Corpus, batching: str
 ) -> None:
+    """D08, D10, D13."""
     config = data_config(batching)
     sizes = epoch_sizes(corpus, config, 3)
     batches = [batch for _, batch in stream(corpus, config, Cursor(0, 0), sum(sizes))]
@@ -226,6 +227,7 @@ def test_each_epoch_delivers_every_pair_once_in_an_order_of_its_own(
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_the_stream_goes_on_from_every_cursor(corpus: Corpus, batching: str) -> None:
+    """D08, D10, D13: in every epoch, by the cursor alone."""
     config = data_config(batching)
     sizes = epoch_sizes(corpus, config, 4)
     places = [Cursor(epoch, batch) for epoch in range(4) for batch in range(sizes[epoch])]
@@ -243,6 +245,7 @@ def test_the_stream_goes_on_from_every_cursor(corpus: Corpus, batching: str) -> 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_processes_see_their_rows_of_one_stream(corpus: Corpus, batching: str) -> None:
+    """D14, D15."""
     config = data_config(batching)
     start, length = Cursor(1, 2), sum(epoch_sizes(corpus, config, 3)[1:])
     whole = stream(corpus, config, start, length)
@@ -265,6 +268,7 @@ def test_the_seed_changes_the_stream(corpus: Corpus, batching: str) -> None:
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_dev_batches_deliver_every_pair_once(corpus: Corpus, batching: str, count: int) -> None:
+    """D15, D17: as many batches in every process."""
     config = data_config(batching)
     shards = [list(dev_batches(corpus.store, config, 4, Shard(i, count))) for i in range(count)]
     assert len({len(batches) for batches in shards}) == 1

@@ -192,6 +192,7 @@ def test_bad_text_is_refused_and_leaves_no_run_behind(
     make: Callable[[Path], tuple[dict, list[str]]],
     run_exists: bool,
 ) -> None:
+    """A10, A12, A15, A22, A23: before a tokenizer is trained, or anything written."""
     changes, words = make(tmp_path)
     experiment = tiny_experiment(tmp_path, {"data.directory": f"{tmp_path}/text"} | changes)
     run = tmp_path / "run"
@@ -241,6 +242,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused_before_any_work(
     capsys: pytest.CaptureFixture[str],
     place: str,
 ) -> None:
+    """G06."""
     file = tmp_path / "file"
     file.write_text("not a folder", encoding="utf-8")
     run = file if place == "file" else file / "run"
@@ -425,6 +427,7 @@ def translate(
 
 
 def test_training_ends_with_the_score_of_the_test_set(trained: tuple[Path, str]) -> None:
+    """D17: of 29 sentences."""
     run, out = trained
     result = json.loads(out)
     assert out.count("\n") == 1
@@ -459,6 +462,7 @@ def test_translate_from_file_to_file(trained: tuple[Path, str], tmp_path: Path) 
 def test_translate_gives_a_line_for_a_line(
     trained: tuple[Path, str], capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
+    """A07."""
     run, _ = trained
     text = (DATA / "A07_translate_blank/in.en").read_bytes()
     lines = text.decode().split("\n")[:-1]
@@ -577,6 +581,7 @@ def test_translate_refuses_what_is_no_utf8(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    """A23: before the first line is translated."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\n"), encoding="utf-8"))
     message = fails(["translate", str(trained[0]), "--output", str(tmp_path / "out")], capsys)
     assert message.startswith("standard input, line 2: not valid UTF-8")

@@ -106,6 +106,7 @@ def test_another_model_is_another_experiment(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(("path", "value"), FIXED.items())
 def test_what_an_update_computes_is_fixed(run: RunDirectory, path: str, value: object) -> None:
+    """D11, D35: the size of a batch, for one."""
     message = re.escape(f"{path} = ") + ".*" + re.escape(f", not {value!r}: ")
     with pytest.raises(UserError, match=message):
         run.check_same_experiment(changed(path, value))

@@ -61,6 +61,7 @@ def pairs_of(folder: str, name: str = "train") -> list[tuple[str, str]]:
     ],
 )
 def test_pair_i_is_line_i_of_both_files(folder: str, count: int | None) -> None:
+    """A01, A03, A04, A06, A19, A21, A25: whatever else a reader takes for the end of a line."""
     expected = [
         expected_lines((DATA / folder / f"train.{side}").read_bytes()) for side in ("en", "de")
     ]

@@ -127,6 +127,7 @@ def metrics(config: Config, split: str) -> list[dict]:
 def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
     tmp_path: Path, tiny_config: Callable[..., Config], batching: str
 ) -> None:
+    """D04, D05, D08, D10, D13: cut in warm-up, at the end of an epoch and in the second one."""
     changes = DROPOUT | {"data.batching": batching}
     with opened(tiny_config(tmp_path / "plan", changes)) as session:
         store, row_multiple = session.text.train, session.trainer.row_multiple
@@ -199,6 +200,7 @@ def test_a_signal_ends_a_run_that_the_same_command_goes_on_with(
     long_run: dict,
     number: int,
 ) -> None:
+    """G09."""
     command = "train", tiny_experiment(tmp_path, LONG)
     config = tiny_config(tmp_path / "run", LONG)
 
@@ -228,6 +230,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint(
     run_cli: Callable,
     long_run: dict,
 ) -> None:
+    """D19."""
     command = "train", tiny_experiment(tmp_path, LONG)
     config = tiny_config(tmp_path / "run", LONG)
     delays = [random.uniform(0, 0.6), random.uniform(0, 0.6)]
@@ -253,6 +256,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint(
 def test_more_steps_go_on_with_a_run_that_has_ended(
     tmp_path: Path, tiny_config: Callable[..., Config]
 ) -> None:
+    """D35, D36: `num_steps` counts from the start of the run."""
     once = tiny_config(tmp_path / "once", DROPOUT | {"train.num_steps": 9})
     twice = tiny_config(tmp_path / "twice", DROPOUT | {"train.num_steps": 4})
     more = tiny_config(tmp_path / "twice", DROPOUT | {"train.num_steps": 9})
@@ -332,6 +336,7 @@ def test_training_ends_with_its_patience_and_keeps_the_best_and_newest_checkpoin
 def test_a_validation_cut_by_a_signal_is_made_up_for(
     tmp_path: Path, tiny_config: Callable[..., Config]
 ) -> None:
+    """G09."""
     config = tiny_config(tmp_path / "run", {"train.num_steps": 20, "checkpoint.keep_newest": 1})
     asked = []
 
@@ -363,6 +368,7 @@ def test_a_validation_cut_by_a_signal_is_made_up_for(
 def test_validation_is_exact_to_the_token(
     tmp_path: Path, tiny_config: Callable[..., Config], batching: str
 ) -> None:
+    """D17, D18: 23 pairs in batches, and one by one."""
     changes = {"data.batching": batching, "train.dev_loss_interval": 12}
     config = tiny_config(tmp_path / "run", changes)
     with opened(config) as session:
@@ -487,6 +493,7 @@ def test_updates_that_are_not_finite_end_the_run(
     tiny_experiment: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """D33."""
     changes = {
         "optimizer.learning_rate_scale": 1e30,
         "train.max_skipped_updates": 5,
@@ -558,6 +565,7 @@ def test_a_run_does_not_go_on_as_another_one(
     change: Callable[[Path], dict[str, object]],
     words: list[str],
 ) -> None:
+    """D35."""
     train(tiny_config(tmp_path / "run", {"train.num_steps": 4, "data.test": ""}))
     changes = change(tmp_path)
     experiment = tiny_experiment(tmp_path, {"train.num_steps": 8, "data.test": "", **changes})
