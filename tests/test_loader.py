@@ -1,8 +1,10 @@
 """Batches against a slow reading of their plan, and against the pairs themselves."""
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,12 +12,14 @@ import numpy as np
 import pytest
 
 from transformer_jax.array_types import Batch
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data.batch_plan import EpochPlan, plan_epoch
 from transformer_jax.data.corpus import TokenStore, build_store
 from transformer_jax.data.loader import Cursor, Shard, collate, dev_batches, train_batches
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.sources import read_split
+from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 
+DATA = Path(__file__).parent / "data"
 BATCHINGS = ("packed", "bucketed")
 WHOLE = Shard(0, 1)
 EOS = 2
@@ -253,6 +257,52 @@ def test_processes_see_their_rows_of_one_stream(corpus: Corpus, batching: str) -
     for (cursor, batch), *shards in zip(whole, *parts, strict=True):
         assert [shard_cursor for shard_cursor, _ in shards] == [cursor, cursor]
         assert_same(stack([rows for _, rows in shards]), batch)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_d14_another_number_of_processes_goes_on(corpus: Corpus, batching: str) -> None:
+    """Four processes for ten steps and two for ten more see the batches of one for twenty."""
+    config = data_config(batching)
+    whole = stream(corpus, config, Cursor(0, 0), 20)
+    cursor, found = Cursor(0, 0), []
+    for count in (4, 2):
+        parts = [stream(corpus, config, cursor, 10, Shard(i, count)) for i in range(count)]
+        found += [stack([rows for _, rows in step]) for step in zip(*parts, strict=True)]
+        cursor = parts[0][-1][0]
+    for batch, (_, expected) in zip(found, whole, strict=True):
+        assert_same(batch, expected)
+
+
+def test_d15_no_process_has_more_batches_than_another(tmp_path: Path) -> None:
+    """301 pairs, which neither rows nor processes divide."""
+    corpus = make_corpus(tmp_path / "store", 301)
+    config = data_config("bucketed")
+    length = sum(epoch_sizes(corpus, config, 2))
+    for i in range(4):
+        cursors = [
+            cursor for cursor, _ in stream(corpus, config, Cursor(0, 0), length, Shard(i, 4))
+        ]
+        assert cursors[-1] == Cursor(2, 0)
+
+
+def epoch_hash(directory: Path, folder: Path) -> str:
+    """SHA-256 of all arrays of the first epoch of a folder's `train` files."""
+    config = DataConfig(directory=str(folder), max_length=64, tokens_per_update=256)
+    sentences = chain.from_iterable(read_split(config, "train"))
+    tokenizer = Tokenizer(train_tokenizer(sentences, TokenizerConfig(vocab_size=320)))
+    pairs = read_split(config, "train")
+    store = build_store(directory, [("train", pairs)], tokenizer, config)
+    plan, content = plan_of(store, config), hashlib.sha256()
+    for batch in range(plan.num_batches):
+        for name, array in sorted(collate(store, plan, batch, WHOLE).items()):
+            content.update(f"{name} {array.shape}".encode() + array.tobytes())
+    assert plan.num_batches > 10
+    return content.hexdigest()
+
+
+def test_a14_packed_files_give_the_batches_of_the_plain_ones(tmp_path: Path) -> None:
+    hashes = [epoch_hash(tmp_path / name, DATA / name) for name in ("A14_gz", "base")]
+    assert hashes[0] == hashes[1]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
