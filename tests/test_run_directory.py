@@ -148,7 +148,7 @@ def test_a_broken_configuration_names_its_file(run: RunDirectory) -> None:
 
 
 def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B11."""
+    """B11, G07."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
     monkeypatch.setenv("NEAR_HOME", "~/near")
@@ -159,6 +159,7 @@ def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.Mon
         "${SCRATCH}/a": tmp_path / "scratch/a",
         "$NEAR_HOME/1": tmp_path / "home/near/1",
         "runs/1": tmp_path / "runs/1",
+        "./a/../b/1": tmp_path / "b/1",
         str(tmp_path / "absolute"): tmp_path / "absolute",
     }
     for path, where in expected.items():
