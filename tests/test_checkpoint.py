@@ -99,7 +99,8 @@ def test_a_file_cut_short_makes_a_checkpoint_unreadable(
     state, _ = init_state(CONFIG, MODEL, builders.one_device())
     copy, count = tmp_path / "copy", 0
     shutil.copytree(folder, copy)
-    for path in sorted(path for path in (copy / "3").rglob("*") if path.is_file()):
+    items = (copy / "3/params", copy / "3/progress")
+    for path in [path for item in items for path in item.rglob("*") if path.is_file()]:
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
         with Checkpoints(copy) as checkpoints:
@@ -110,4 +111,4 @@ def test_a_file_cut_short_makes_a_checkpoint_unreadable(
                 assert str(error).startswith(f"{copy}/3: ") and "\n" not in str(error)
                 count += 1
         path.write_bytes(content)
-    assert count >= 5
+    assert count >= 4
