@@ -119,7 +119,7 @@ def prepare(
                     "with; restore it, or give another --run-directory"
                 )
             stores[split] = {"directory": str(store.directory), "fingerprint": store.fingerprint}
-            _report(split, store, say)
+            _report(split, store, sources[split], say)
         if is_new:
             run.save_config(config)
             tokenizers.save(files)
@@ -165,7 +165,8 @@ def _take_tokenizers(
 
 
 def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
-    if config.data.test and not sum(source.count for source in sources["test"]):
+    # All of it is read once, so that what is wrong with it is known before training.
+    if config.data.test and not sum(1 for source in sources["test"] for _ in source.read()):
         raise UserError(f"data.test is {config.data.test!r}: no sentences to score")
     for source in sources["train"]:
         if round(source.count * source.weight) == 0:
@@ -175,7 +176,16 @@ def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
             )
 
 
-def _report(split: str, store: TokenStore, say: Callable[[str], None]) -> None:
+def _report(
+    split: str, store: TokenStore, sources: list[Pairs], say: Callable[[str], None]
+) -> None:
+    for source in sources:
+        if source.broken:
+            lines = "1 line" if source.broken == 1 else f"{source.broken} lines"
+            say(
+                f"{split}: {source.name}: {lines} with a lone CR or another control character, "
+                "read as a space"
+            )
     if len(store.reports) > 1:
         for name, report in store.reports:
             say(f"{split}: {name}: {'; '.join(report.lines())}")
