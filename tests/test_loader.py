@@ -295,7 +295,7 @@ def epoch_hash(directory: Path, folder: Path) -> str:
     sentences = chain.from_iterable(read_split(config, "train"))
     tokenizer = Tokenizer(train_tokenizer(sentences, TokenizerConfig(vocab_size=320)))
     pairs = read_split(config, "train")
-    store = build_store(directory, [("train", pairs)], tokenizer, config)
+    store = build_store(directory, [("train", pairs)], both(tokenizer), config)
     plan, content = plan_of(store, config), hashlib.sha256()
     for batch in range(plan.num_batches):
         for name, array in sorted(collate(store, plan, batch, WHOLE).items()):
