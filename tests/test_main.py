@@ -122,21 +122,21 @@ def empty(folder: Path) -> tuple[dict, list[str]]:
     text = text_folder(folder)
     for language in ("en", "de"):
         (text / f"train.{language}").write_bytes(b"")
-    return {}, ["no text to train the tokenizer on"]
+    return {}, ["data.train: train is empty: there is no pair to read"]
 
 
 def empty_dev(folder: Path) -> tuple[dict, list[str]]:
     text = text_folder(folder)
     for language in ("en", "de"):
         (text / f"valid.{language}").write_bytes(b"")
-    return {}, ["the corpus is empty", "dev"]
+    return {}, ["data.dev: valid is empty"]
 
 
 def empty_test(folder: Path) -> tuple[dict, list[str]]:
     text = text_folder(folder)
     for language in ("en", "de"):
         (text / f"test.{language}").write_bytes(b"")
-    return {}, ["data.test is 'test': no sentences"]
+    return {}, ["data.test: test is empty"]
 
 
 def all_blank(folder: Path) -> tuple[dict, list[str]]:

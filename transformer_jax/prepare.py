@@ -112,7 +112,10 @@ def prepare(
         stores = {}
         for split in ("train", "dev"):
             watched = [_watched(source, "tokens of") for source in sources[split]]
-            store = load_or_build(folder.absolute(), watched, tokenizers, config.data)
+            try:
+                store = load_or_build(folder.absolute(), watched, tokenizers, config.data)
+            except UserError as error:
+                raise UserError(f"data.{split}: {error}") from None
             if split in before and before[split]["fingerprint"] != store.fingerprint:
                 raise UserError(
                     f"{run.path}: data.{split} or the tokenizer is not what this run was begun "
@@ -165,9 +168,13 @@ def _take_tokenizers(
 
 
 def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
-    # All of it is read once, so that what is wrong with it is known before training.
-    if config.data.test and not sum(1 for source in sources["test"] for _ in source.read()):
-        raise UserError(f"data.test is {config.data.test!r}: no sentences to score")
+    for split, found in sources.items():
+        for source in found:
+            if source.count == 0:
+                raise UserError(f"data.{split}: {source.name} is empty: there is no pair to read")
+    for source in sources["test"]:  # what is wrong with it should be known before training
+        for _ in source.read():
+            pass
     for source in sources["train"]:
         if round(source.count * source.weight) == 0:
             raise UserError(
