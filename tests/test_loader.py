@@ -16,7 +16,7 @@ from transformer_jax.array_types import Batch
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data.batch_plan import EpochPlan, plan_epoch
 from transformer_jax.data.corpus import build_store
-from transformer_jax.data.loader import Cursor, Shard, collate, dev_batches, train_batches
+from transformer_jax.data.loader import Cursor, Epochs, Shard, collate, dev_batches, train_batches
 from transformer_jax.data.sources import read_split
 from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
@@ -206,7 +206,8 @@ def stream(
     corpus: Corpus, config: DataConfig, cursor: Cursor, length: int, shard: Shard = WHOLE
 ) -> list[tuple[Cursor, dict[str, np.ndarray]]]:
     """The next batches after a cursor, with the cursors after them."""
-    batches = train_batches(lambda epoch: corpus.store, config, 3, 4, cursor, shard)
+    epochs = Epochs(lambda epoch: corpus.store, config, 3, 4)
+    batches = train_batches(epochs, config, cursor, shard)
     try:
         return list(itertools.islice(batches, length))
     finally:
@@ -313,9 +314,9 @@ def test_a14_packed_files_give_the_batches_of_the_plain_ones(tmp_path: Path) -> 
 def test_the_seed_changes_the_stream(corpus: Corpus, batching: str) -> None:
     streams = []
     for seed in (3, 4):
-        batches = train_batches(
-            lambda epoch: corpus.store, data_config(batching), seed, 4, Cursor(0, 0), WHOLE
-        )
+        config = data_config(batching)
+        epochs = Epochs(lambda epoch: corpus.store, config, seed, 4)
+        batches = train_batches(epochs, config, Cursor(0, 0), WHOLE)
         streams.append(pairs_in(batch for _, batch in itertools.islice(batches, 3)))
         batches.close()
     assert streams[0] != streams[1]

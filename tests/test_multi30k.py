@@ -82,9 +82,23 @@ def test_it_is_fetched_once(server: type[Handler], tmp_path: Path) -> None:
 
 def test_files_that_are_there_are_read(server: type[Handler], tmp_path: Path) -> None:
     for name, lines in LINES.items():
-        (tmp_path / f"train.{name}").write_text("".join(f"{x}\n" for x in lines[:3]), "utf-8")
-    assert read(tmp_path) == EXPECTED[:3]
+        (tmp_path / f"train.{name}").write_text("".join(f"{x}\n" for x in lines), "utf-8")
+    assert read(tmp_path) == EXPECTED
     assert server.asked == []
+    (tmp_path / "train.de").write_text("mein Text\n" * 5_000, "utf-8")
+    with pytest.raises(UserError, match=r"train\.de: not Multi30k's raw text"):
+        read(tmp_path)
+
+
+def test_the_folder_of_other_text_is_not_its_own(
+    server: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in LINES:
+        (tmp_path / f"train.{name}").write_text("mine\n", "utf-8")
+    config = DataConfig(directory=str(tmp_path), train=("train", "multi30k:train"))
+    assert list(read_split(config, "train")) == [("mine", "mine"), *EXPECTED]
+    assert (tmp_path / "home/.cache/transformer_jax/multi30k/train.en.gz").is_file()
 
 
 @pytest.mark.parametrize("ranges", [True, False])

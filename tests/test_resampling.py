@@ -47,7 +47,7 @@ def test_an_epoch_holds_the_same_text_in_pieces_of_its_own(
     tmp_path: Path, tokenizers: Tokenizers
 ) -> None:
     store = store_in(tmp_path, tokenizers, 256)
-    store_of = Resampling(store, tokenizers, RATE, SEED, 256)
+    store_of = Resampling(tmp_path / "epochs", store, tokenizers, RATE, SEED, 256)
     epochs = [store_of(epoch) for epoch in range(2)]
     for epoch, drawn in enumerate(epochs):
         assert texts(tokenizers, drawn) == texts(tokenizers, store)
@@ -71,21 +71,24 @@ def test_it_does_not_depend_on_the_parts_or_the_processes(
         monkeypatch.setattr(resampling, "_CHUNK_PAIRS", size)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         folder = tmp_path / f"{size}"
-        store = Resampling(store_in(folder, tokenizers, 256), tokenizers, RATE, SEED, 256)(3)
+        whole = store_in(folder, tokenizers, 256)
+        store = Resampling(folder / "epochs", whole, tokenizers, RATE, SEED, 256)(3)
         expected = expected or sentences(store)
         assert sentences(store) == expected
 
 
 def test_what_would_be_too_long_keeps_its_pieces(tmp_path: Path, tokenizers: Tokenizers) -> None:
     store = store_in(tmp_path, tokenizers, 20)
-    drawn = Resampling(store, tokenizers, 0.9, SEED, 20)(0)
+    drawn = Resampling(tmp_path / "epochs", store, tokenizers, 0.9, SEED, 20)(0)
     assert max(drawn.source_lengths.max(), drawn.target_lengths.max()) <= 20
     kept = [a == b for a, b in zip(sentences(store), sentences(drawn), strict=True)]
     assert 0 < sum(kept) < len(kept)
 
 
 def test_stores_of_epochs_do_not_pile_up(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    store_of = Resampling(store_in(tmp_path, tokenizers, 256), tokenizers, RATE, SEED, 256)
+    store, folder = store_in(tmp_path, tokenizers, 256), tmp_path / "epochs"
+    store_of = Resampling(folder, store, tokenizers, RATE, SEED, 256)
     for epoch in range(4):
         store_of(epoch)
-    assert sorted(os.listdir(tmp_path)) == ["store", "store-0.3-5-2", "store-0.3-5-3"]
+    assert sorted(os.listdir(folder)) == ["2", "3"]
+    assert len(store_of(2)) == len(store), "a resumed run may ask for the one before"

@@ -81,7 +81,8 @@ def test_every_kind_reads_the_same_pairs(folder: Path, source: str) -> None:
 
 def test_a_split_of_tfds_among_files(folder: Path) -> None:
     tfds = "tfds:wmt14_translate/de-en:train"
-    config = data(folder / "tfds", tfds, f"{folder}/news-2", "cldr:dev")
+    names = tfds, f"files:{folder}/news-2", "cldr:dev"
+    config = data(folder / "tfds", *names, corpus="tfds", tfds_name="wmt14_translate/de-en")
     sources = open_sources(config, "train")
     assert [(one.name, one.count) for one in sources[:2]] == [
         (tfds[5:], 2),
@@ -130,7 +131,7 @@ def test_a_digest_is_that_of_the_text(folder: Path) -> None:
     given = [digest(data(folder, "given:x"), {"x": pairs}) for pairs in (PAIRS, MORE, PAIRS[::-1])]
     assert len(set(given)) == 3
     tfds = [
-        digest(data(folder / "tfds", f"tfds:wmt14_translate/de-en:{s}"))
+        digest(data(folder / "tfds", s, corpus="tfds", tfds_name="wmt14_translate/de-en"))
         for s in ("train", "train[:1]")
     ]
     assert tfds[0] != tfds[1]

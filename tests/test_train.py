@@ -62,7 +62,7 @@ def opened(config: Config) -> Iterator[Session]:
         text.tokenizers.shared,
     )
     with Checkpoints(run.checkpoints, config.checkpoint) as checkpoints:
-        trainer = Trainer(config, run, model, text.train, checkpoints)
+        trainer = Trainer(config, run, model, text.train, checkpoints, text.store_of)
         trainer.resume()
         yield Session(trainer, text, model)
 
@@ -129,16 +129,22 @@ def metrics(config: Config, split: str) -> list[dict]:
 # --- A cut run equals an unbroken one -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("batching", ["packed", pytest.param("bucketed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.batching": "packed"},
+        pytest.param({"data.batching": "bucketed"}, marks=pytest.mark.slow),
+        pytest.param({"tokenizer.sampling_rate": 0.2}, marks=pytest.mark.slow),
+    ],
+    ids=lambda changes: " ".join(map(str, *changes.items())),
+)
 def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
-    tmp_path: Path, tiny_config: Callable[..., Config], batching: str
+    tmp_path: Path, tiny_config: Callable[..., Config], changes: dict[str, object]
 ) -> None:
     """D04, D05, D08, D10, D13: cut in warm-up, at the end of an epoch and in the second one."""
-    changes = DROPOUT | {"data.batching": batching}
+    changes = DROPOUT | changes
     with opened(tiny_config(tmp_path / "plan", changes)) as session:
-        store, row_multiple = session.text.train, session.trainer.row_multiple
-        lengths = store.source_lengths, store.target_lengths
-        epoch = plan_epoch(*lengths, session.trainer.config.data, 0, 0, row_multiple).num_batches
+        epoch = session.trainer.epochs.get(0)[1].num_batches
     assert epoch > 5, "the cuts below are before, at and after the end of the first epoch"
     changes["train.num_steps"] = epoch + 5
 

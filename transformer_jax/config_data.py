@@ -89,6 +89,8 @@ class DataConfig:
         check(self, self.source_language != "", "source_language", "a language code such as en")
         check(self, self.target_language != "", "target_language", "a language code such as de")
         check(self, len(self.train) > 0, "train", "at least one name")
+        once = len({source._replace(weight=1) for source in self.sources("train")})
+        check(self, once == len(self.train), "train", "each name once, with a weight if need be")
         for split in ("train", "dev"):
             named = all(source.name for source in self.sources(split))
             check(self, named, split, "no empty name")

@@ -1,9 +1,8 @@
 """What happens before step 1: the tokenizer and the token stores of a run."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from transformer_jax.data.inspection import inspect_corpus
 from transformer_jax.data.inspection_report import find_reasons, summarize
 from transformer_jax.data.resampling import Resampling
 from transformer_jax.data.sources import Given, Pair, Pairs, open_sources, read_split
-from transformer_jax.data.text import atomic_writer, fingerprint
+from transformer_jax.data.text import fingerprint
 from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UnfitCorpus, UserError
@@ -45,12 +44,13 @@ class Prepared(NamedTuple):
 def load_prepared(config: Config, run: RunDirectory, given: Given | None = None) -> Prepared:
     """What `prepare` has made, perhaps in another process."""
     tokenizers = Tokenizers.load(run.tokenizers(config.tokenizer.shared))
-    stores = json.loads(run.tokens.read_text(encoding="utf-8"))
+    stores = run.load_tokens()
     train, dev = (TokenStore(Path(stores[split]["directory"])) for split in ("train", "dev"))
     dev_pairs = list(read_split(config.data, "dev", given))
     rate, store_of = config.tokenizer.sampling_rate, None
     if rate > 0:
-        store_of = Resampling(train, tokenizers, rate, config.train.seed, config.data.max_length)
+        seed, max_length = config.train.seed, config.data.max_length
+        store_of = Resampling(run.epochs, train, tokenizers, rate, seed, max_length)
     return Prepared(tokenizers, train, dev, dev_pairs, store_of)
 
 
@@ -108,7 +108,9 @@ def prepare(
         # A run that goes on has the very corpus that was inspected when it was begun.
         if is_new and config.data.inspection != "off":
             _check_text(inspect_text(config, sources, tokenizers), config, say)
-        before = json.loads(run.tokens.read_text(encoding="utf-8")) if run.tokens.exists() else {}
+        else:
+            _say_direction(config, sources, say)
+        before = run.load_tokens()
         stores = {}
         for split in ("train", "dev"):
             watched = [_watched(source, "tokens of") for source in sources[split]]
@@ -123,11 +125,12 @@ def prepare(
                 )
             stores[split] = {"directory": str(store.directory), "fingerprint": store.fingerprint}
             _report(split, store, sources[split], say)
+            if split == "train":
+                _check_weights(store, sources["train"])
         if is_new:
             run.save_config(config)
             tokenizers.save(files)
-        with atomic_writer(run.tokens) as file:
-            file.write(json.dumps(stores, indent=2).encode())
+        run.save_tokens(stores)
 
 
 def make_tokenizers(
@@ -175,12 +178,24 @@ def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
     for source in sources["test"]:  # what is wrong with it should be known before training
         for _ in source.read():
             pass
-    for source in sources["train"]:
-        if round(source.count * source.weight) == 0:
+
+
+def _check_weights(store: TokenStore, sources: Sequence[Pairs]) -> None:
+    for source, (_, report) in zip(sources, store.reports, strict=True):
+        if round(report.kept * source.weight) == 0:
             raise UserError(
-                f"data.train: {source.name} has {source.count} pairs, so that with the weight "
-                f"{source.weight:g} none of them would come in an epoch"
+                f"data.train: of the {report.kept} pairs kept of {source.name} none would come in "
+                "an epoch: give it a greater weight"
             )
+
+
+def _say_direction(
+    config: Config, sources: Mapping[str, Sequence[Pairs]], say: Callable[[str], None]
+) -> None:
+    """The direction and two pairs, as the inspection tells them."""
+    say(f"direction {config.data.source_language} -> {config.data.target_language}")
+    for source, target in islice(sources["train"][0].read(), 2):
+        say(f"  {source}\n    -> {target}")
 
 
 def _report(

@@ -6,17 +6,19 @@
 | `tokenizer.model` | the SentencePiece model, or `tokenizer.source.model` and `.target.model` |
 | `checkpoints/` | see `checkpoint.py` |
 | `tokens.json` | where the training and validation pairs lie as tokens |
+| `epochs/` | the pairs of two epochs, where each has pieces of its own |
 | `metrics.jsonl`, `tensorboard/` | what training reported |
 | `profile/` | the trace that `profile.steps` asked for |
 | `evaluations/`, `evaluations.jsonl` | translations of test sets, and their scores |
 """
 
 import dataclasses
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from transformer_jax.config import Config
@@ -59,6 +61,7 @@ class RunDirectory:
         self.config = self.path / "config.json"
         self.checkpoints = self.path / "checkpoints"
         self.tokens = self.path / "tokens.json"
+        self.epochs = self.path / "epochs"
         self.profile = self.path / "profile"
         self.evaluations = self.path / "evaluations"
         self.results = self.path / "evaluations.jsonl"
@@ -72,19 +75,44 @@ class RunDirectory:
     def creating(self, *others: Path) -> Iterator[None]:
         """Makes the folder and tries to write in it; where the block fails, all is as before.
 
-        What is in `others` and was not there goes, too.
+        Folders above it, and `others`, go only where they are new and nothing lies in them.
 
         Raises UserError where the folder cannot be written to.
         """
-        wanted = (*others, self.path, *self.path.parents)
-        new = [path for path in wanted if not path.exists()]
+        around = [path for path in (*others, *self.path.parents) if not path.exists()]
+        is_new = not self.path.exists()
         self._create()
         try:
             yield
         except BaseException:
-            for path in new:
-                shutil.rmtree(path, ignore_errors=True)
+            if is_new:
+                shutil.rmtree(self.path, ignore_errors=True)
+            for path in around:  # other runs may have come to lie there since
+                with suppress(OSError):
+                    path.rmdir()
             raise
+
+    def load_tokens(self) -> dict[str, dict[str, str]]:
+        """Directory and fingerprint of the token store of `train` and of `dev`; none where new.
+
+        Raises UserError for a file that does not say so.
+        """
+        if not self.tokens.exists():
+            return {}
+        try:
+            stores = json.loads(self.tokens.read_text(encoding="utf-8"))
+            names = ("directory", "fingerprint")
+            return {
+                split: {name: str(stores[split][name]) for name in names}
+                for split in ("train", "dev")
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.tokens}: broken ({error!r}); delete it") from None
+
+    def save_tokens(self, stores: dict[str, dict[str, str]]) -> None:
+        """Writes what `load_tokens` reads, whole or not at all."""
+        with atomic_writer(self.tokens) as file:
+            file.write(json.dumps(stores, indent=2).encode())
 
     def _create(self) -> None:
         try:

@@ -18,8 +18,13 @@ from transformer_jax.array_types import Batch, Params
 from transformer_jax.checkpoint import Checkpoints, Progress, Unreadable
 from transformer_jax.chips import model_flops
 from transformer_jax.config import Config
-from transformer_jax.data.batch_plan import BatchShape, largest_shape, row_shapes
-from transformer_jax.data.loader import Cursor, dev_batches, epoch_plan, train_batches
+from transformer_jax.data.batch_plan import (
+    BatchShape,
+    largest_shape,
+    row_shapes,
+    with_largest,
+)
+from transformer_jax.data.loader import Cursor, Epochs, dev_batches, train_batches
 from transformer_jax.data.token_store import TokenStore
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
@@ -119,14 +124,18 @@ class Trainer:
     ):
         """`store_of` gives the store of an epoch, where they differ in the segmentation of text."""
         self.config, self.run, self.store, self.checkpoints = config, run, store, checkpoints
-        self._store_of = store_of or (lambda epoch: store)
-        lengths = store.source_lengths, store.target_lengths
-        self._row_shapes = row_shapes(*lengths, config.data)
-        if store_of is not None:  # its sentences may be longer
-            longest = np.full((1, 2), config.data.max_length)
-            self._row_shapes = np.unique(np.append(self._row_shapes, longest, axis=0), axis=0)
         self.mesh = sharding.make_mesh(config.mesh)
         self.row_multiple = sharding.num_batch_shards(self.mesh) * config.train.num_micro_batches
+        self.row_shapes = row_shapes(store.source_lengths, store.target_lengths, config.data)
+        if store_of is not None:  # its sentences may be longer
+            self.row_shapes = with_largest(self.row_shapes, config.data)
+        self.epochs = Epochs(
+            store_of or (lambda epoch: store),
+            config.data,
+            config.train.seed,
+            self.row_multiple,
+            self.row_shapes,
+        )
         self.state, shardings = init_state(config, model, self.mesh)
         self._count_flops = partial(model_flops, config.model, model.vocab_size)
         self.step = 0
@@ -176,7 +185,7 @@ class Trainer:
 
     def compile_largest(self) -> jax.stages.Compiled:
         """Compiles the step for the batch that needs most memory, before the first update."""
-        shape = largest_shape(self.config.data, self.row_multiple, self._row_shapes)
+        shape = largest_shape(self.config.data, self.row_multiple, self.row_shapes)
         return self._executable(shape)
 
     def summary(self) -> list[str]:
@@ -184,10 +193,8 @@ class Trainer:
         config = self.config
         num_params = sum(x.size for x in jax.tree.leaves(self.state.params))
         mesh = " x ".join(f"{name} {size}" for name, size in self.mesh.shape.items())
-        plan = epoch_plan(
-            self.store, config.data, config.train.seed, self.progress.epoch, self.row_multiple
-        )
-        lengths = self.store.source_lengths, self.store.target_lengths
+        store, plan = self.epochs.get(self.progress.epoch)
+        lengths = store.source_lengths, store.target_lengths
         per_update = [f"{side[plan.pairs].sum() / plan.num_batches:,.0f}" for side in lengths]
         memory = self.compile_largest().memory_analysis()
         gigabytes = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**30
@@ -238,10 +245,7 @@ class Trainer:
     def _batches(self, log: MetricsLog) -> Iterator[tuple[Cursor, Batch]]:
         start = Cursor(self.progress.epoch, self.progress.batch)
         shard = sharding.process_shard(self.mesh)
-        data, seed = self.config.data, self.config.train.seed
-        batches = train_batches(
-            self._store_of, data, seed, self.row_multiple, start, shard, self._row_shapes
-        )
+        batches = train_batches(self.epochs, self.config.data, start, shard)
         while True:
             asked = time.monotonic()
             cursor, rows = next(batches)
@@ -336,10 +340,11 @@ def make_dev_loss(
     mesh = trainer.mesh
     eval_step = jax.jit(make_eval_step(config, model), out_shardings=sharding.replicated(mesh))
     shard = sharding.process_shard(mesh)
+    shapes = with_largest(trainer.row_shapes, config.data)
 
     def evaluate(params: Params, step: int) -> dict[str, float]:
         totals = np.zeros(3)
-        for rows in dev_batches(store, config.data, trainer.row_multiple, shard):
+        for rows in dev_batches(store, config.data, trainer.row_multiple, shard, shapes):
             stop.check()
             batch = sharding.to_global(rows, mesh)
             with jax.set_mesh(mesh):

@@ -20,6 +20,7 @@ OPEN_ROWS = 128
 _PACKED_STEP = 8
 _DISORDER = 0.25
 _BUCKET_STEP = 4
+_BUCKET_STEPS = 100
 _BUCKET_PADDING = 0.09
 _TOO_FULL = 2**15
 """As unsigned 16-bit numbers, negative ones are not below this."""
@@ -94,6 +95,8 @@ def plan_epoch(
         shuffled = random.permutation(len(source_lengths))
     else:
         shuffled = random.permutation(pairs)
+    if not len(shuffled):
+        raise ValueError("there are no pairs to plan")
     plan = _plan_packed if config.batching == "packed" else _plan_bucketed
     return plan(source_lengths, target_lengths, shuffled, shapes, config, random, row_multiple)
 
@@ -110,6 +113,13 @@ def row_shapes(
     if config.batching == "packed":
         return _packed_shapes(source_lengths, target_lengths, config.max_length)
     return _bucket_shapes(source_lengths, target_lengths, config)
+
+
+def with_largest(shapes: np.ndarray, config: DataConfig) -> np.ndarray:
+    """Shapes in which any pair fits, that of another corpus too."""
+    if (shapes[-1] == config.max_length).all():
+        return shapes
+    return np.append(shapes, np.full((1, 2), config.max_length), axis=0)
 
 
 def num_rows(config: DataConfig, length: int) -> int:
@@ -220,15 +230,16 @@ def _shuffle_rows(pairs, row_starts, random) -> tuple[np.ndarray, np.ndarray]:
 
 def _bucket_shapes(sources: np.ndarray, targets: np.ndarray, config: DataConfig) -> np.ndarray:
     """Adds, to the largest, one shape after the other: that which saves the most padding."""
-    largest = -(-config.max_length // _BUCKET_STEP)
+    step = max(config.max_length // _BUCKET_STEPS // _BUCKET_STEP, 1) * _BUCKET_STEP
+    largest = -(-config.max_length // step)
     # The lengths of all pairs, in steps: counts[s, t] pairs are that long.
-    steps = [-(-lengths // _BUCKET_STEP) for lengths in (sources, targets)]
+    steps = [-(-lengths // step) for lengths in (sources, targets)]
     size = (largest + 1, largest + 1)
     counts = np.bincount(np.ravel_multi_index(steps, size), minlength=np.prod(size)).reshape(size)
     cost = np.full(size, 2 * largest)
     shapes = [(largest, largest)]
     wanted = (sources.sum(dtype=np.int64) + targets.sum(dtype=np.int64)) / (1 - _BUCKET_PADDING)
-    while (counts * cost).sum() * _BUCKET_STEP > wanted and len(shapes) < config.max_buckets:
+    while (counts * cost).sum() * step > wanted and len(shapes) < config.max_buckets:
         savings = np.zeros(size, np.int64)
         for total in range(2, 2 * largest):
             saved = counts * np.maximum(cost - total, 0)
@@ -240,7 +251,7 @@ def _bucket_shapes(sources: np.ndarray, targets: np.ndarray, config: DataConfig)
         shapes.append((int(source), int(target)))
         inside = cost[: source + 1, : target + 1]
         np.minimum(inside, source + target, out=inside)
-    return np.minimum(np.array(sorted(shapes, key=sum)) * _BUCKET_STEP, config.max_length)
+    return np.minimum(np.array(sorted(shapes, key=sum)) * step, config.max_length)
 
 
 def _plan_bucketed(sources, targets, shuffled, shapes, config, random, row_multiple) -> EpochPlan:

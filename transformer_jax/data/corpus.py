@@ -96,7 +96,8 @@ def _filter(rows: list[_Row], config: DataConfig, dropped: dict[str, int]) -> li
     """The rows to keep; counts the others in `dropped`."""
     kept = []
     for row in rows:
-        reason = _drop_reason(row, config)
+        lengths = len(row.source_ids), len(row.target_ids)
+        reason = drop_reason(row.source, row.target, lengths, config)
         if reason is None:
             kept.append(row)
         else:
@@ -104,9 +105,12 @@ def _filter(rows: list[_Row], config: DataConfig, dropped: dict[str, int]) -> li
     return kept
 
 
-def _drop_reason(row: _Row, config: DataConfig) -> str | None:
-    source_length, target_length = len(row.source_ids), len(row.target_ids)
-    if not row.source.strip() or not row.target.strip():
+def drop_reason(
+    source: str, target: str, lengths: tuple[int, int], config: DataConfig
+) -> str | None:
+    """Why a pair of so many tokens, end marks included, is not trained on; None where it is."""
+    source_length, target_length = lengths
+    if not source.strip() or not target.strip():
         return "empty side"
     if source_length > config.max_length:
         return "source too long"

@@ -5,6 +5,7 @@ import sys
 import urllib.error
 import urllib.request
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -26,15 +27,15 @@ def download(address: str, path: Path, digest: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _append(address, part)
-    except OSError as error:  # urllib's errors are such, too
-        reason = getattr(error, "reason", None) or error.strerror or error
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise UserError(f"{address}: cannot be fetched ({reason}); put it at {path}") from None
     try:
         found = scan(part).digest
     except UserError:
         found = ""
     if found != digest:
-        part.unlink()
+        part.unlink(missing_ok=True)
         raise UserError(f"{address}: not the file that was expected; put the right one at {path}")
     os.replace(part, path)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_jax.config import DataConfig
+from transformer_jax.data.corpus import drop_reason
 from transformer_jax.data.findings import (
     LENGTH_EDGES,
     RATIO_EDGES,
@@ -34,6 +35,7 @@ from transformer_jax.data.signals import (
     tell_language,
     trigrams,
 )
+from transformer_jax.data.token_store import REASONS
 from transformer_jax.data.tokenizer import Tokenizers
 
 BLOCK_PAIRS = 1_000
@@ -79,10 +81,11 @@ def inspect_corpus(
             sample.offer(block)
         tally.measure(sample, tokenizers, config, reference)
         tallies[name] = tally
-    overall = _Tally()
-    for tally in tallies.values():
-        overall.add(tally)
     parts = {name: tally.result(held_out) for name, tally in tallies.items()}
+    # The tallies are added up in the first one: its hashes are the most of what memory holds.
+    overall, *others = tallies.values() or [_Tally()]
+    for tally in others:
+        overall.add(tally)
     return Inspection(
         config.source_language,
         config.target_language,
@@ -308,8 +311,11 @@ class _Tally:
 
 
 def _count_distinct(hashes: array) -> int:
-    ordered = np.sort(np.array(hashes))
-    return int(np.count_nonzero(np.diff(ordered))) + min(1, len(ordered))
+    if not hashes:
+        return 0
+    ordered = np.frombuffer(hashes, np.int64)  # their order means nothing, so no copy is made
+    ordered.sort()
+    return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def _count_dropped(
@@ -319,17 +325,10 @@ def _count_dropped(
     target_ids: list[list[int]],
     config: DataConfig,
 ) -> dict[str, int]:
-    """Pairs lost by the first filter that takes them, as `corpus.build_store` has them."""
-    blank = np.array(
-        [not s.strip() or not t.strip() for s, t in zip(sources, targets, strict=True)]
-    )
-    source, target = (np.array([len(one) + 1 for one in ids]) for ids in (source_ids, target_ids))
-    too_unequal = np.maximum(source, target) > config.max_length_ratio * np.minimum(source, target)
-    filters = {
-        "empty side": blank,
-        "source too long": source > config.max_length,
-        "target too long": target > config.max_length,
-        "length ratio": too_unequal,
-    }
-    first = np.select(list(filters.values()), list(range(1, 5)), 0)
-    return {name: int(np.sum(first == number)) for number, name in enumerate(filters, start=1)}
+    """Pairs lost, by the first filter that takes them."""
+    dropped = dict.fromkeys(REASONS, 0)
+    for source, target, *ids in zip(sources, targets, source_ids, target_ids, strict=True):
+        reason = drop_reason(source, target, (len(ids[0]) + 1, len(ids[1]) + 1), config)
+        if reason is not None:
+            dropped[reason] += 1
+    return dropped

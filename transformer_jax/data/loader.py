@@ -1,14 +1,17 @@
 """Batch plan → arrays on this host, ahead of their use."""
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batch_plan import EpochPlan, draw_pairs, plan_epoch
 from transformer_jax.data.token_store import TokenStore
+
+Result = TypeVar("Result")
 
 
 class Cursor(NamedTuple):
@@ -74,64 +77,86 @@ def collate(store: TokenStore, plan: EpochPlan, batch: int, shard: Shard) -> dic
     return arrays
 
 
-def epoch_plan(
-    store: TokenStore,
-    config: DataConfig,
-    seed: int,
-    epoch: int,
-    row_multiple: int,
-    shapes: np.ndarray | None = None,
-) -> EpochPlan:
-    """The batches of an epoch of training, in which sources have their weights."""
-    weights = [source.weight for source in config.sources("train")]
-    pairs = draw_pairs(store.starts, weights, seed, epoch)
-    lengths = store.source_lengths, store.target_lengths
-    return plan_epoch(*lengths, config, seed, epoch, row_multiple, pairs, shapes)
+class Epochs:
+    """The batches of every epoch of a training, planned ahead."""
+
+    def __init__(
+        self,
+        store_of: Callable[[int], TokenStore],
+        config: DataConfig,
+        seed: int,
+        row_multiple: int,
+        shapes: np.ndarray | None = None,
+    ):
+        """`store_of` gives the store of an epoch; `shapes` as in `plan_epoch`."""
+        self._store_of, self._config, self._seed = store_of, config, seed
+        self._row_multiple, self._shapes = row_multiple, shapes
+        self._planned: dict[int, Future[tuple[TokenStore, EpochPlan]]] = {}
+
+    def get(self, epoch: int) -> tuple[TokenStore, EpochPlan]:
+        """The pairs of an epoch, and their batches; sources have their weights."""
+        self.prepare(epoch)
+        self._planned = {e: planned for e, planned in self._planned.items() if e >= epoch}
+        return self._planned[epoch].result()
+
+    def prepare(self, epoch: int) -> None:
+        """Begins to make what `get` will be asked for."""
+        if epoch not in self._planned:
+            self._planned[epoch] = _in_background(lambda: self._plan(epoch))
+
+    def _plan(self, epoch: int) -> tuple[TokenStore, EpochPlan]:
+        store, config = self._store_of(epoch), self._config
+        weights = [source.weight for source in config.sources("train")]
+        pairs = draw_pairs(store.starts, weights, self._seed, epoch)
+        lengths = store.source_lengths, store.target_lengths
+        multiple, shapes = self._row_multiple, self._shapes
+        return store, plan_epoch(*lengths, config, self._seed, epoch, multiple, pairs, shapes)
+
+
+def _in_background(work: Callable[[], Result]) -> "Future[Result]":
+    """Not by an executor, for whose threads Python waits when it ends: whoever leaves wants to
+    save and go, not to wait for a plan that nobody needs."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def train_batches(
-    store_of: Callable[[int], TokenStore],
-    config: DataConfig,
-    seed: int,
-    row_multiple: int,
-    cursor: Cursor,
-    shard: Shard,
-    shapes: np.ndarray | None = None,
+    epochs: Epochs, config: DataConfig, cursor: Cursor, shard: Shard
 ) -> Iterator[tuple[Cursor, dict[str, np.ndarray]]]:
     """Batches for ever, from `cursor` on, each with the cursor of the batch after it.
 
-    `store_of` gives the store of an epoch. Batches are made by background threads, and store and
-    plan of the next epoch while this one runs.
+    Batches are made by background threads, and the plan of the next epoch while this one runs.
     """
     import grain
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch_batches)
-    executor = ThreadPoolExecutor(1)
-
-    def plan(epoch: int) -> PlannedBatches:
-        store = store_of(epoch)
-        planned = epoch_plan(store, config, seed, epoch, row_multiple, shapes)
-        return PlannedBatches(store, planned, shard)
-
-    try:
-        current = executor.submit(plan, cursor.epoch)
-        while True:
-            source = current.result()
-            current = executor.submit(plan, cursor.epoch + 1)
-            dataset = grain.MapDataset.source(source)[cursor.batch :].to_iter_dataset(options)
-            for batch in dataset:
-                cursor = Cursor(cursor.epoch, cursor.batch + 1)
-                if cursor.batch == len(source):
-                    cursor = Cursor(cursor.epoch + 1, 0)
-                yield cursor, batch
-    finally:
-        # Whoever leaves wants to save and go, not to wait for a plan that nobody needs.
-        executor.shutdown(wait=False, cancel_futures=True)
+    while True:
+        source = PlannedBatches(*epochs.get(cursor.epoch), shard)
+        epochs.prepare(cursor.epoch + 1)
+        dataset = grain.MapDataset.source(source)[cursor.batch :].to_iter_dataset(options)
+        for batch in dataset:
+            cursor = Cursor(cursor.epoch, cursor.batch + 1)
+            if cursor.batch == len(source):
+                cursor = Cursor(cursor.epoch + 1, 0)
+            yield cursor, batch
 
 
 def dev_batches(
-    store: TokenStore, config: DataConfig, row_multiple: int, shard: Shard
+    store: TokenStore,
+    config: DataConfig,
+    row_multiple: int,
+    shard: Shard,
+    shapes: np.ndarray | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Every pair of the validation set once, in the shapes of the training batches."""
-    plan = plan_epoch(store.source_lengths, store.target_lengths, config, 0, 0, row_multiple)
+    """Every pair of the validation set once, in rows of `shapes`, as in `plan_epoch`."""
+    lengths = store.source_lengths, store.target_lengths
+    plan = plan_epoch(*lengths, config, 0, 0, row_multiple, shapes=shapes)
     yield from PlannedBatches(store, plan, shard)

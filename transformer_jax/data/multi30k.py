@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from transformer_jax.data.download import download
-from transformer_jax.data.text import find_file
+from transformer_jax.data.text import find_file, scan
 from transformer_jax.errors import UserError
 
 ADDRESS = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
@@ -32,7 +32,8 @@ def fetch(directory: str, name: str, languages: tuple[str, str]) -> tuple[Path, 
     """The files of a part, such as `train`, in two languages: those in `directory`, or fetched.
 
     An empty `directory` is `~/.cache/transformer_jax/multi30k`. Raises UserError for a part or
-    language that is not known, and where a file is neither there nor can be fetched.
+    language that is not known, where a file is neither there nor can be fetched, and for one of
+    this name that holds other text.
     """
     folder = Path(directory or "~/.cache/transformer_jax/multi30k").expanduser()
     source, target = (_fetch_one(folder, name, language) for language in languages)
@@ -45,4 +46,7 @@ def _fetch_one(folder: Path, name: str, language: str) -> Path:
         raise UserError(f"multi30k:{name} in {language!r}: known are {', '.join(DIGESTS)}")
     if not any(os.path.isfile(folder / f"{file}{suffix}") for suffix in ("", ".gz", ".xz")):
         download(f"{ADDRESS}/{file}.gz", folder / f"{file}.gz", DIGESTS[file])
-    return find_file(str(folder), name, language)
+    path = find_file(str(folder), name, language)
+    if scan(path).digest != DIGESTS[file]:
+        raise UserError(f"{path}: not Multi30k's raw text; name your own files without multi30k")
+    return path

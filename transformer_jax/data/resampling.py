@@ -3,16 +3,20 @@
 import multiprocessing
 import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from transformer_jax.data.sampling import Sampler
 from transformer_jax.data.token_store import TokenStore, write_store
 from transformer_jax.data.tokenizer import Tokenizer, Tokenizers
+from transformer_jax.distributed import is_first
+from transformer_jax.errors import UserError
 
 _CHUNK_PAIRS = 5_000
 
@@ -23,6 +27,8 @@ Sentences = list[list[int]]
 class Resampling:
     """The stores of the epochs: that of epoch e depends on the store, the seed and e alone."""
 
+    folder: Path
+    """Where they lie, each under the number of its epoch."""
     store: TokenStore
     tokenizers: Tokenizers
     rate: float
@@ -34,27 +40,36 @@ class Resampling:
     def __call__(self, epoch: int) -> TokenStore:
         """The store of an epoch, made where it is not there; that of two epochs before goes.
 
-        Many pairs are worked off by all cores. Raises UserError as `token_store.write_store` and
-        `sampling.Sampler` do.
+        The first process of a job makes it, with all cores of its host where there are many pairs.
+        Raises UserError as `token_store.write_store` and `sampling.Sampler` do.
         """
-        directory = self._directory(epoch)
-        if not directory.exists():
-            self._write(directory, epoch)
-        shutil.rmtree(self._directory(epoch - 2), ignore_errors=True)
+        directory = self.folder / str(epoch)
+        while not directory.exists():
+            if is_first():
+                self._write(directory, epoch)
+            else:
+                time.sleep(1)
+        if is_first():
+            # Under another name first: half of a store must not be taken for one.
+            old = self.folder / str(epoch - 2)
+            with suppress(OSError):
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
         return TokenStore(directory)
-
-    def _directory(self, epoch: int) -> Path:
-        base = self.store.directory
-        return base.with_name(f"{base.name}-{self.rate:g}-{self.seed}-{epoch}")
 
     def _write(self, directory: Path, epoch: int) -> None:
         work = partial(_draw, self.tokenizers, self.rate, self.max_length, (self.seed, epoch))
         starts = range(0, len(self.store), _CHUNK_PAIRS)
-        with write_store(directory, self.tokenizers.vocab_size) as writer, _workers(starts) as pool:
-            chunks = ((self._sentences(start), start) for start in starts)
-            for sources, targets in _map(pool, work, chunks):
-                writer.write(sources, targets)
-            writer.finish(self.store.fingerprint, self.store.reports)
+        chunks = ((self._sentences(start), start) for start in starts)
+        try:
+            with (
+                write_store(directory, self.tokenizers.vocab_size) as writer,
+                _workers(starts) as pool,
+            ):
+                for sources, targets in _map(pool, work, chunks):
+                    writer.write(sources, targets)
+                writer.finish(self.store.fingerprint, self.store.reports)
+        except BrokenExecutor as error:
+            raise UserError(f"{directory}: a process that made it has ended: {error}") from None
 
     def _sentences(self, start: int) -> tuple[Sentences, Sentences]:
         pairs = range(start, min(start + _CHUNK_PAIRS, len(self.store)))
@@ -68,7 +83,14 @@ def _workers(chunks: range) -> "Executor | nullcontext[None]":
     if count == 1:
         return nullcontext()
     # Not by fork: JAX has threads here.
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, mp_context=spawn, initializer=_ignore_signals)
+
+
+def _ignore_signals() -> None:
+    """Ctrl-C is sent to all processes of a terminal, but it is for the one that trains to leave."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _map(pool: Executor | None, work, chunks) -> Iterator[tuple[Sentences, Sentences]]:
@@ -111,8 +133,14 @@ def _draw_side(
     ids: Sentences,
     first: int,
 ) -> Sentences:
-    drawn = Sampler(tokenizer, rate).encode(tokenizer.decode(ids), key, first)
+    drawn = _sampler(tokenizer.model_bytes, rate).encode(tokenizer.decode(ids), key, first)
     return [
         [*new, tokenizer.eos_id] if len(new) < max_length else old
         for new, old in zip(drawn, ids, strict=True)
     ]
+
+
+@lru_cache(maxsize=2)
+def _sampler(model_bytes: bytes, rate: float) -> Sampler:
+    """One for all parts of a side: it remembers words."""
+    return Sampler(Tokenizer(model_bytes), rate)

@@ -76,12 +76,15 @@ def _open(config: DataConfig, source: Source, given: Given) -> Pairs:
         case "multi30k":
             from transformer_jax.data.multi30k import fetch
 
-            return _files(source, [fetch(config.directory, source.name, languages)])
+            # Of a corpus of files the directory is theirs.
+            directory = config.directory if config.corpus == "multi30k" else ""
+            return _files(source, [fetch(directory, source.name, languages)])
         case "tfds":
             from transformer_jax.data.tfds_source import open_tfds
 
             name, split = split_of(source.name)
-            count, digest, read = open_tfds(name, split, config.directory, languages)
+            directory = config.directory if config.corpus == "tfds" else ""
+            count, digest, read = open_tfds(name, split, directory, languages)
             return Pairs(source.name, source.weight, count, digest, read)
         case "cldr":
             from transformer_jax.data.cldr import build_corpus
@@ -116,7 +119,12 @@ def _files(source: Source, paths: list[tuple[Path, Path]]) -> Pairs:
 
     def read() -> Iterator[Pair]:
         for source_path, target_path in paths:
-            yield from zip(read_lines(source_path), read_lines(target_path), strict=True)
+            try:
+                yield from zip(read_lines(source_path), read_lines(target_path), strict=True)
+            except ValueError:
+                raise UserError(
+                    f"{source_path} and {target_path} have been changed since they were counted"
+                ) from None
 
     return _scanned(source, scans, read)
 
@@ -131,19 +139,19 @@ def _find_files(config: DataConfig, name: str) -> list[tuple[Path, Path]]:
     if not config.directory and not os.path.isabs(os.path.expanduser(name)):
         raise UserError("data.directory is empty: give the folder of the text, --data.directory")
     languages = config.source_language, config.target_language
-    names = _matching(config.directory, name, languages[0]) if "*" in name else [name]
+    names = _matching(config.directory, name, languages) if "*" in name else [name]
     return [tuple(find_file(config.directory, one, to) for to in languages) for one in names]
 
 
-def _matching(directory: str, pattern: str, language: str) -> list[str]:
-    """The names, without language, of the files of a language that a pattern stands for."""
+def _matching(directory: str, pattern: str, languages: tuple[str, str]) -> list[str]:
+    """The names, without language, of the files of either language that a pattern stands for."""
     start = os.path.join(os.path.expanduser(directory), os.path.expanduser(pattern))
-    endings = [f".{language}{suffix}" for suffix in SUFFIXES]
+    endings = [f".{language}{suffix}" for language in languages for suffix in SUFFIXES]
     names = {
         path.removesuffix(ending) for ending in endings for path in glob.glob(f"{start}{ending}")
     }
     if not names:
-        raise UserError(f"{start}.{language}: no such file, nor with .gz or .xz after it")
+        raise UserError(f"{start}.{languages[0]}: no such file, nor with .gz or .xz after it")
     return sorted(names)
 
 

@@ -96,7 +96,7 @@ class TokenStore:
                 directory / "target_tokens", dtype, int(self.target_offsets[-1])
             )
         except OSError as error:
-            message = f"{directory}: not a token store ({error.strerror or error}); build it again"
+            message = f"{directory}: not a token store ({error.strerror or error}); delete it"
             raise UserError(message) from None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{directory}: a broken token store ({error}); delete it") from None
