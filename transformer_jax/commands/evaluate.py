@@ -48,7 +48,7 @@ def evaluate_run(run: RunDirectory, config: Config, options: EvaluateOptions) ->
     from transformer_jax.data.text import fingerprint, read_pairs, write_lines
     from transformer_jax.distributed import check_agreement, is_first
     from transformer_jax.evaluate import bleu
-    from transformer_jax.load import load
+    from transformer_jax.loading import load
 
     if bool(options.sources) != bool(options.references):
         raise UserError("give both --sources and --references, or neither for the run's test set")

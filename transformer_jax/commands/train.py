@@ -78,11 +78,11 @@ def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
     from transformer_jax.evaluate import bleu
     from transformer_jax.translate import Translator
 
-    translator = Translator(model, text.tokenizer, config.decode, trainer.mesh)
+    translator = Translator((model,), text.tokenizer, config.decode, trainer.mesh)
     sources, references = zip(*text.dev_pairs, strict=True)
 
     def evaluate_bleu(params, step: int) -> dict[str, float]:
-        translations = translator.translate(params, sources, lambda done: stop.check())
+        translations = translator.translate((params,), sources, lambda done: stop.check())
         hypotheses = [translation.text for translation in translations]
         return {
             "BLEU": bleu(hypotheses, references, config.data.target_language).score,

@@ -121,11 +121,24 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     count = 0
     with atomic_writer(path) as file:
         for line in lines:
-            if "\n" in line:
-                raise ValueError(f"line {count + 1} for {path} holds a line feed: {line!r}")
-            file.write(line.encode("utf-8") + b"\n")
+            file.write(_encoded(line))
             count += 1
     return count
+
+
+def write_stream(stream: BinaryIO, lines: Iterable[str]) -> None:
+    """Writes one line per string to an open stream, such as standard output, and flushes it.
+
+    Raises ValueError as `write_lines` does.
+    """
+    stream.write(b"".join(map(_encoded, lines)))
+    stream.flush()
+
+
+def _encoded(line: str) -> bytes:
+    if "\n" in line:
+        raise ValueError(f"a line to be written holds a line feed: {line!r}")
+    return line.encode("utf-8") + b"\n"
 
 
 @contextmanager

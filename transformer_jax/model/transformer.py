@@ -221,7 +221,7 @@ class Transformer(nn.Module):
     def attention_weights(self, batch: Batch) -> AttentionWeights:
         """The weights of every attention in the forward pass of `__call__` without dropout.
 
-        For a model of `unrolled`: layers one by one, and attention not by cuDNN.
+        For a model of `unrolled` whose `config.attention` is "xla".
         """
         x, bias = self._embed_source(
             batch["inputs"], batch["inputs_positions"], batch["inputs_segments"], True
@@ -320,10 +320,10 @@ def unstack_layers(params: Params) -> Params:
 
 
 def unrolled(model: Transformer, params: Params) -> tuple[Transformer, Params]:
-    """The same function with layers one by one, and attention that shows its weights."""
-    if model.config.scan_layers:
-        params = unstack_layers(params)
-    return model.clone(config=replace(model.config, scan_layers=False, attention="xla")), params
+    """The same function with layers one by one, as decoding needs them."""
+    if not model.config.scan_layers:
+        return model, params
+    return model.clone(config=replace(model.config, scan_layers=False)), unstack_layers(params)
 
 
 def _num_layers(params: Params, stack: str) -> int:
