@@ -23,7 +23,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Types and shapes in the signatures of what computes on arrays are checked at every call.
 ARRAY_MODULES = """
-model sharding loss optimizer train_step checkpoint decode sampling translate alignment scoring
+model sharding loss optimizer train_step checkpoint
+decode decode_sampling translate alignment scoring
 """.split()
 jaxtyping.install_import_hook(
     [f"transformer_jax.{name}" for name in ARRAY_MODULES], "beartype.beartype"

@@ -28,7 +28,7 @@ ORDER = [
     ["train_step"],
     ["checkpoint"],
     ["run_directory", "metrics"],
-    ["decode", "sampling"],
+    ["decode", "decode_sampling"],
     ["translate", "alignment", "scoring", "evaluate"],
     ["prepare", "loading"],
     ["train", "compile"],

@@ -2,6 +2,7 @@
 
 import builders
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import CORPUS, random_pairs, small_config, small_model
@@ -14,6 +15,7 @@ from transformer_jax.scoring import Scorer, attention_weights, token_log_probs
 from transformer_jax.translate import Translator
 
 CONFIG = DecodeConfig(max_extra_length=5, beam_size=3)
+WEIGHTS = jax.jit(attention_weights, static_argnums=0)
 SOURCES = [CORPUS[0], "a tree", CORPUS[200]]
 
 
@@ -68,8 +70,9 @@ def test_an_ensemble_has_the_log_of_the_mean_probability(members, tokenizer):
     networks = tuple(network for network, _ in members)
     pairs = random_pairs(seed=1, count=3)
     batch = builders.make_batch([[pair] for pair in pairs], 16, 16)
-    together = np.asarray(token_log_probs(networks, params, batch))
-    alone = [token_log_probs((n,), (p,), batch) for n, p in zip(networks, params, strict=True)]
+    log_probs = jax.jit(token_log_probs, static_argnums=0)
+    together = np.asarray(log_probs(networks, params, batch))
+    alone = [log_probs((n,), (p,), batch) for n, p in zip(networks, params, strict=True)]
     expected = np.log(np.mean(np.exp(np.asarray(alone, np.float64)), axis=0))
     np.testing.assert_allclose(together, expected, rtol=1e-4, atol=1e-4)
     assert np.abs(np.subtract(*alone)).max() > 0.5
@@ -105,10 +108,10 @@ def test_attention_is_that_of_the_formula():
     params = builders.small_params(config)
     (pair,) = random_pairs(seed=4, count=1)
     batch = builders.make_batch([[pair]], 12, 12)
-    weights = attention_weights(small_model(config), (params,), batch)
+    weights = WEIGHTS(small_model(config), (params,), batch)
     length = len(pair[0])
     x = 4 * np.asarray(params["embedding"]["embedding"])[pair[0]]
-    x = x + np.asarray(sinusoid(np.arange(length), 16))
+    x = x + np.asarray(sinusoid(jnp.arange(length), 16))
     layer = params["encoder_layers_0"]
     query = np.asarray(layer["self_attention"]["query"]["kernel"])
     key = np.asarray(layer["self_keys_values"]["key"]["kernel"])
@@ -124,8 +127,8 @@ def test_attention_is_the_same_however_the_layers_are_stored(norm):
     params = builders.small_params(config)
     pairs = random_pairs(seed=5, count=2)
     batch = builders.make_batch([[pair] for pair in pairs], 10, 11)
-    weights = attention_weights(small_model(config), (params,), batch)
-    again = attention_weights(small_model(stacked), (stack_layers(params),), batch)
+    weights = WEIGHTS(small_model(config), (params,), batch)
+    again = WEIGHTS(small_model(stacked), (stack_layers(params),), batch)
     shapes = [(2, 2, 4, 10, 10), (2, 2, 4, 11, 11), (2, 2, 4, 11, 10)]
     assert [each.shape for each in weights] == shapes
     for one, other in zip(weights, again, strict=True):
@@ -164,7 +167,7 @@ def test_an_ensemble_has_no_maps_but_alignments(members, tokenizer):
     alignment = found[0][0]
     pair = translations[0].sources[0], translations[0].hypotheses[0].tokens[0]
     _, batch = one_batch(scorer, pair)
-    own = [attention_weights(network, (params,), batch).cross for network, params in members]
+    own = [WEIGHTS(network, (params,), batch).cross for network, params in members]
     rows, columns = alignment.weights.shape
     expected = np.mean([np.asarray(w)[:, 0, :, :rows, :columns] for w in own], axis=(0, 1, 2))
     np.testing.assert_allclose(alignment.weights, expected, atol=1e-5)

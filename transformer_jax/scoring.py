@@ -225,7 +225,7 @@ def mean_cross_attention(
 ) -> Float[Array, "batch tgt src"]:
     """The weights with which target tokens attend to the source, over all layers and heads."""
     means = [
-        attention_weights(model, (own,), batch).cross.mean(axis=(0, 2), dtype=jnp.float32)
+        attention_weights(model, (own,), batch).cross.mean(axis=(0, 2))
         for model, own in zip(models, params, strict=True)
     ]
     return jnp.mean(jnp.stack(means), axis=0)
@@ -235,4 +235,5 @@ def attention_weights(model: Transformer, params: tuple[Params], batch: Batch) -
     """All weights, by a forward pass that holds them: cuDNN's would not."""
     model = model.clone(config=replace(model.config, attention="xla"))
     model, own = unrolled(model, params[0])
-    return model.apply({"params": own}, batch, method="attention_weights")
+    weights = model.apply({"params": own}, batch, method="attention_weights")
+    return jax.tree.map(lambda x: x.astype(jnp.float32), weights)

@@ -17,9 +17,9 @@ from transformer_jax.config import DecodeConfig, SamplingConfig
 from transformer_jax.data.text import clean_line
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decode import Cache, SearchResult, SpecialIds, StepFn, average, beam_search
+from transformer_jax.decode_sampling import sample
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer, empty_cache, unrolled
-from transformer_jax.sampling import sample
 
 BEAM_SEARCH = SamplingConfig()
 """No sampling."""
@@ -69,7 +69,7 @@ class Source(NamedTuple):
     """Of sampling: the seed of all, the number of the sentence, that of its part."""
 
 
-Key = TypeVar("Key")
+Item = TypeVar("Item")
 Part = tuple[int, int]
 """The number of a sentence, and of its part."""
 
@@ -310,10 +310,10 @@ def _join(parts: list[Translation]) -> Translation:
 
 
 def batches(
-    lengths: Mapping[Key, int], config: DecodeConfig, num_shards: int
-) -> Iterator[tuple[list[Key], int, int]]:
-    """Sequences of like length together, as (their keys, rows of the batch, tokens of a row)."""
-    by_length: dict[int, list[Key]] = {}
+    lengths: Mapping[Item, int], config: DecodeConfig, num_shards: int
+) -> Iterator[tuple[list[Item], int, int]]:
+    """Items of like length together, as (items, rows of the batch, tokens of a row)."""
+    by_length: dict[int, list[Item]] = {}
     for key in sorted(lengths, key=lambda key: lengths[key]):
         by_length.setdefault(padded_length(lengths[key]), []).append(key)
     for length, keys in by_length.items():

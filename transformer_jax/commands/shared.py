@@ -36,7 +36,7 @@ def split_runs(arguments: list[str], usage: str) -> tuple[list[str], list[str]]:
 def split_checkpoint(run: str) -> tuple[str, str]:
     """`runs/x@best` as path and checkpoint; that is empty without an @, or where all is a path."""
     path, at, checkpoint = run.rpartition("@")
-    if not at or os.path.exists(os.path.expanduser(run)):
+    if not at or os.sep in checkpoint or os.path.exists(os.path.expanduser(run)):
         return run, ""
     return path, checkpoint
 
@@ -74,6 +74,13 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def is_watched() -> bool:
+    """Whether a person looks at what this process says."""
+    from transformer_jax.distributed import is_first
+
+    return is_first() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+
 def translate_lines(model: "LoadedModel", lines: Sequence[str]) -> list["Translation"]:
     """`translate_blocks` of all lines at once."""
     blocks = [(lines, [""] * len(lines))]
@@ -92,11 +99,8 @@ def translate_blocks(
     """
     from tqdm.auto import tqdm
 
-    from transformer_jax.distributed import is_first
-
-    watched = is_first() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     first = cut = empty = 0
-    with tqdm(total=total, unit="line", disable=not watched) as bar:
+    with tqdm(total=total, unit="line", disable=not is_watched()) as bar:
 
         def check(done: int) -> None:
             bar.update(first + done - bar.n)

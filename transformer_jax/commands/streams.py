@@ -8,6 +8,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from transformer_jax import distributed
+from transformer_jax.commands.shared import is_watched
 from transformer_jax.config import DistributedConfig
 from transformer_jax.data.text import (
     count_lines,
@@ -24,7 +25,7 @@ STANDARD = "-"
 
 
 def check_inputs(paths: Sequence[str], config: DistributedConfig) -> int | None:
-    """The number of lines of every file, where all can be counted before they are read.
+    """The number of lines of every file, where somebody needs it and all can be counted first.
 
     Raises UserError for unequal numbers, for standard input asked for twice, or by several
     processes.
@@ -33,6 +34,8 @@ def check_inputs(paths: Sequence[str], config: DistributedConfig) -> int | None:
         raise UserError("standard input can be read once only: give a file for the other")
     if config.enabled and STANDARD in paths:
         raise UserError("of several processes each must read the text: give files, not -")
+    if len(paths) == 1 and not is_watched():
+        return None
     files = [Path(path).expanduser() for path in paths if path != STANDARD]
     counts = {file: count_lines(file) for file in files if file.is_file()}
     for file, count in counts.items():
@@ -57,8 +60,9 @@ def read_blocks(paths: Sequence[str], size: int) -> Iterator[list[tuple[str, ...
         block = list(islice(rows, size))
         for row in block:
             if None in row:
-                ended = _name(paths[row.index(None)])
-                raise UserError(f"{ended} ends before {_name(paths[row[0] is None])} does")
+                ended = row.index(None)
+                others = ", ".join(_name(path) for path in paths if path != paths[ended])
+                raise UserError(f"{_name(paths[ended])} ends before {others} does")
         return block
 
     while block := distributed.everywhere(read):

@@ -1,9 +1,8 @@
 """translate RUN [RUN ...]: translates a file or standard input, a line for a line."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -21,6 +20,7 @@ from transformer_jax.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_jax.alignment import Alignment
+    from transformer_jax.loading import LoadedModel
     from transformer_jax.translate import Hypothesis, Translation
 
 
@@ -89,25 +89,34 @@ def run(arguments: list[str]) -> int:
     model = load_ensemble(choose(runs, options.step, options.average_last), options.decode)
     distributed.check_agreement({"the checkpoint": model.checkpoint})
 
-    def columns() -> Iterator[tuple[list[str], list[str]]]:
-        for block in blocks:
-            yield [row[0] for row in block], [row[1] if row[1:] else "" for row in block]
-
-    def lines() -> Iterator[list[str]]:
-        found = translate_blocks(
-            model, columns(), total, num_best=options.nbest, sampling=options.sampling
-        )
-        numbers = count(1)
-        for translations in found:
-            alignments = [[None] * options.nbest] * len(translations)
-            if options.alignments != "none":
-                alignments = model.scorer.align(model.params, translations, _reducer(options))
-            form = {"text": _text_lines, "jsonl": _json_lines}[options.format]
-            rows = zip(numbers, translations, alignments, strict=False)
-            yield [line for row in rows for line in form(options, *row)]
-
-    write_blocks(options.output, lines())
+    write_blocks(options.output, _blocks_of_lines(model, blocks, total, options))
     return 0
+
+
+def _blocks_of_lines(
+    model: "LoadedModel",
+    blocks: Iterable[list[tuple[str, ...]]],
+    total: int | None,
+    options: TranslateOptions,
+) -> Iterator[list[str]]:
+    """What is written for each block of (source,) or (source, prefix)."""
+    columns = (
+        ([row[0] for row in block], [row[1] if row[1:] else "" for row in block])
+        for block in blocks
+    )
+    lines_of = {"text": _text_lines, "jsonl": _json_lines}[options.format]
+    search = {"num_best": options.nbest, "sampling": options.sampling}
+    first = 1
+    for translations in translate_blocks(model, columns, total, **search):
+        alignments = [[None] * options.nbest] * len(translations)
+        if options.alignments != "none":
+            alignments = model.scorer.align(model.params, translations, _reducer(options))
+        yield [
+            line
+            for number, row in enumerate(zip(translations, alignments, strict=True), start=first)
+            for line in lines_of(options, number, *row)
+        ]
+        first += len(translations)
 
 
 def _reducer(options: TranslateOptions) -> Callable[["Alignment"], object]:

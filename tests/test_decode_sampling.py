@@ -1,5 +1,6 @@
 """Sampling from tables of next-token probabilities, whose distributions are known exactly."""
 
+import functools
 import itertools
 import math
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from test_decode import SPECIAL, VOCAB_SIZE, greedy_table, prefix_row, table_step_fn, token_lists
 
 from transformer_jax.config import SamplingConfig
+from transformer_jax.decode_sampling import restrict, sample
 from transformer_jax.errors import UserError
-from transformer_jax.sampling import restrict, sample
 
 LENGTH = 3
 NUM_ROWS = sum(VOCAB_SIZE**length for length in range(LENGTH))
@@ -25,19 +26,29 @@ def random_table(seed):
 
 
 def draw(tables, count, seeds=None, forced=None, min_length=0, **config):
-    tables = np.asarray(tables)
+    return draw_from_tables(
+        np.asarray(tables),
+        np.array(seeds or range(len(tables))),
+        None if forced is None else np.asarray(forced, np.int32),
+        count=count,
+        min_length=min_length,
+        config=SamplingConfig(**({"temperature": 1.0} | config)),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("count", "min_length", "config"))
+def draw_from_tables(tables, seeds, forced, count, min_length, config):
     shape = (len(tables), count)
     cache = {
         "prefixes": jnp.zeros((*shape, LENGTH), jnp.int32),
         "row": jnp.zeros(shape, jnp.int32),
     }
-    keys = jax.vmap(jax.random.key)(jnp.array(seeds or range(len(tables))))
     return sample(
         table_step_fn(tables),
         cache,
         jnp.full(len(tables), LENGTH),
-        keys,
-        SamplingConfig(**({"temperature": 1.0} | config)),
+        jax.vmap(jax.random.key)(seeds),
+        config,
         num_samples=count,
         alpha=0.6,
         max_length=LENGTH,
