@@ -120,7 +120,7 @@ from . import loader
 from .. import decode
 from ..model.layers import dense
 if TYPE_CHECKING:
-    from transformer_jax import load
+    from transformer_jax import loading
 def f():
     from transformer_jax.metrics import MetricsLog
     class A:
@@ -134,7 +134,7 @@ def f():
         "data.loader",
         "decode",
         "model.layers",
-        "load",
+        "loading",
         "metrics",
         "loss",
     }
