@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
 from transformer_jax.translate import Source, Translator, padded_length
@@ -133,6 +134,30 @@ def test_learned_positions_bound_the_parts_and_the_translation(tokenizer):
     assert len(translation.sources) == -(-len(ids) // 7) > 1
     assert np.isfinite(translation.score)
     assert len(tokenizer.encode([translation.text])[0]) <= 8 * len(translation.sources)
+
+
+def test_prefixes_must_fit_the_sentences_and_the_model(tokenizer):
+    config = small_config(positions="learned", max_positions=8)
+    network = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    translator = translator_of(network, tokenizer, 1, DecodeConfig(beam_size=3))
+    with pytest.raises(UserError, match=r"prefix of line 12 has .* model\.max_positions = 8"):
+        translator.translate((None,), ["a", "a"], prefixes=["", CORPUS[0]], first=10)
+    with pytest.raises(UserError, match="1 prefixes for 2 sentences"):
+        translator.translate((None,), ["a", "a"], prefixes=["a"])
+    with pytest.raises(UserError, match=r"decode\.beam_size, which is 3"):
+        translator.translate((None,), ["a"], num_best=4)
+
+
+def test_a_prefix_is_that_of_the_first_part(model, tokenizer):
+    """Of a source that goes in parts; the parts after it are translated as without it."""
+    options = {"max_extra_length": 2, "beam_size": 2, "max_source_length": 8}
+    translator = translator_of(model[0], tokenizer, 1, DecodeConfig(**options))
+    (free,) = translator.translate((model[1],), [CORPUS[0]])
+    (forced,) = translator.translate((model[1],), [CORPUS[0]], prefixes=["a tree "])
+    (prefix,) = tokenizer.encode(["a tree"])
+    first, *others = forced.hypotheses[0].tokens
+    assert first[: len(prefix)] == prefix
+    assert others == free.hypotheses[0].tokens[1:] and others
 
 
 def test_a_translation_may_be_asked_to_have_some_length(tokenizer):

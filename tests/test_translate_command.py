@@ -14,6 +14,7 @@ import pytest
 
 import transformer_jax
 from transformer_jax.__main__ import main
+from transformer_jax.commands.shared import split_checkpoint
 from transformer_jax.config import TokenizerConfig
 from transformer_jax.data.text import atomic_writer
 from transformer_jax.data.tokenizer import train_tokenizer
@@ -210,6 +211,13 @@ def test_checkpoints_that_do_not_exist_are_refused(
     assert words in fails(capsys, name)
     if name.endswith("@7"):
         assert "leave out the option" in fails(capsys, name, "--step", "7")
+
+
+def test_an_at_may_be_part_of_a_path(tmp_path: Path) -> None:
+    (tmp_path / "runs@home").mkdir()
+    for run in (f"{tmp_path}/runs@home", f"{tmp_path}/runs@home/new", "runs/x", ""):
+        assert split_checkpoint(run) == (run, "")
+    assert split_checkpoint(f"{tmp_path}/runs@home@best") == (f"{tmp_path}/runs@home", "best")
 
 
 def test_lines_come_out_while_others_still_come_in(

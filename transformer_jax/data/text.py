@@ -121,23 +121,24 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     count = 0
     with atomic_writer(path) as file:
         for line in lines:
-            file.write(_encoded(line))
             count += 1
+            file.write(_encoded(line, count, path))
     return count
 
 
 def write_stream(stream: BinaryIO, lines: Iterable[str]) -> None:
     """Writes one line per string to an open stream, such as standard output, and flushes it.
 
-    Raises ValueError as `write_lines` does.
+    Raises ValueError as `write_lines` does, before anything is written.
     """
-    stream.write(b"".join(map(_encoded, lines)))
+    encoded = [_encoded(line, number, "a stream") for number, line in enumerate(lines, start=1)]
+    stream.write(b"".join(encoded))
     stream.flush()
 
 
-def _encoded(line: str) -> bytes:
+def _encoded(line: str, number: int, name: object) -> bytes:
     if "\n" in line:
-        raise ValueError(f"a line to be written holds a line feed: {line!r}")
+        raise ValueError(f"line {number} for {name} holds a line feed: {line!r}")
     return line.encode("utf-8") + b"\n"
 
 
