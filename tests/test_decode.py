@@ -16,7 +16,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from transformer_jax.decode import SearchResult, SpecialIds, beam_search, length_penalty
+from transformer_jax.decode import (
+    SearchResult,
+    SpecialIds,
+    average,
+    beam_search,
+    length_penalty,
+)
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2)
 TOYS = {
@@ -94,6 +100,7 @@ def search_tables(
     dtype=jnp.float32,
     min_length=0,
     num_certain=None,
+    forced=None,
 ):
     shape = (tables.shape[0], beam_size)
     cache = {
@@ -110,6 +117,7 @@ def search_tables(
         special=special,
         min_length=min_length,
         num_certain=num_certain,
+        forced=forced,
     )
 
 
@@ -557,3 +565,50 @@ def test_arguments_that_do_not_fit_are_named(change, message):
 
 def test_the_result_is_a_tuple_of_named_arrays():
     assert isinstance(search([uniform_table(2)], [2], 2, 0.6), SearchResult)
+
+
+# --- Forced prefixes and ensembles ---------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    tables(),
+    st.integers(1, MAX_LENGTH),
+    st.sampled_from([[], [3], [4, 3], [3, 3, 4]]),
+    st.sampled_from([0.0, 0.6]),
+)
+def test_a_forced_prefix_leaves_the_hypotheses_that_begin_with_it(table, limit, prefix, alpha):
+    """Against all hypotheses there are; the prefix counts in their scores."""
+    forced = np.zeros((1, 3), np.int32)
+    forced[0, : len(prefix)] = prefix
+    found = as_list(search([table], [limit], 31, alpha, MAX_LENGTH, forced=forced))
+    expected = [
+        entry
+        for entry in enumerate_table(table, limit, alpha)
+        if entry[1][: len(prefix)] == prefix[: len(entry[1])]
+    ]
+    assert len(found) == len(expected)
+    assert_same_ranking(found, expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(tables(), tables(), st.sampled_from([1, 3]))
+def test_an_ensemble_searches_the_mean_of_the_probabilities(first, second, beam_size):
+    shape = (1, beam_size)
+    cache = {
+        "prefixes": jnp.zeros((*shape, MAX_LENGTH), jnp.int32),
+        "row": jnp.zeros(shape, jnp.int32),
+    }
+    # A constant in all logits of a token changes no probability.
+    shifted = table_step_fn(np.exp(1.5) * second[None])
+    together = beam_search(
+        average([table_step_fn(first[None]), shifted]),
+        (cache, cache),
+        jnp.array([MAX_LENGTH]),
+        beam_size=beam_size,
+        alpha=0.6,
+        max_length=MAX_LENGTH,
+        special=SPECIAL,
+    )
+    mean = search([(first + second) / 2], [MAX_LENGTH], beam_size, 0.6)
+    assert_same_ranking(as_list(together), as_list(mean))

@@ -21,7 +21,7 @@ from transformer_jax.model.transformer import Transformer
 from transformer_jax.prepare import prepare
 from transformer_jax.run_directory import RunDirectory
 from transformer_jax.train_step import init_state
-from transformer_jax.translate import Translation
+from transformer_jax.translate import Hypothesis, Translation
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -66,7 +66,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, list[str]]], No
     """Gives runs, by the name of their folder, the translations that they make."""
 
     def set_texts(texts: dict[str, list[str]]) -> None:
-        from transformer_jax.load import load
+        from transformer_jax.loading import load
 
         loaded = []
 
@@ -76,9 +76,10 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, list[str]]], No
 
         def translate_lines(model: object, lines: list[str]) -> list[Translation]:
             assert len(lines) == len(texts[loaded[-1]])
-            return [Translation(text, -1.0, True) for text in texts[loaded[-1]]]
+            hypotheses = (Hypothesis(text, -1.0, -1.0, True, [[5]]) for text in texts[loaded[-1]])
+            return [Translation([hypothesis], True, [[5]]) for hypothesis in hypotheses]
 
-        monkeypatch.setattr("transformer_jax.load.load", load_noted)
+        monkeypatch.setattr("transformer_jax.loading.load", load_noted)
         monkeypatch.setattr("transformer_jax.commands.evaluate.translate_lines", translate_lines)
 
     return set_texts

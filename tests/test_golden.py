@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.load import load
+from transformer_jax.loading import load
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.presets import PRESETS
 from transformer_jax.run_directory import RunDirectory

@@ -30,9 +30,9 @@ from transformer_jax.commands.shared import translate_lines
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
-from transformer_jax.load import LoadedModel, load
+from transformer_jax.loading import LoadedModel, load
 from transformer_jax.run_directory import RunDirectory
-from transformer_jax.translate import Translation
+from transformer_jax.translate import Hypothesis, Translation
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -296,7 +296,7 @@ def test_a_run_that_does_not_exist(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tarin"], ["no command 'tarin'", "train, translate, evaluate"]),
+        (["tarin"], ["no command 'tarin'", "train, translate, score, evaluate"]),
         (["train"], ["usage", "train EXPERIMENT"]),
         (["translate", "--step", "3"], ["usage", "translate RUN"]),
     ],
@@ -529,12 +529,14 @@ def test_what_was_cut_and_what_is_empty_is_counted(capsys: pytest.CaptureFixture
     """E06, E12: a blank line is no empty translation."""
 
     class Translator:
-        def translate(self, params: object, lines: list[str], check: object) -> list[Translation]:
+        def translate(self, *arguments: object, **options: object) -> list[Translation]:
             texts = ["", "ein Hund", "", "noch einer"]
-            finished = [True, False, True, True]
-            return [Translation(*both) for both in zip(texts, (0.0,) * 4, finished, strict=True)]
+            return [
+                Translation([Hypothesis(text, 0.0, 0.0, True, [[5]])], finished, [[5]])
+                for text, finished in zip(texts, (True, False, True, True), strict=True)
+            ]
 
-    model = LoadedModel(Config(), None, Translator(), "step 1", 0.0)
+    model = LoadedModel(Config(), (), Translator(), None, "step 1", 0.0)
     translate_lines(model, ["", "a dog", "a cat", "another"])
     err = capsys.readouterr().err
     assert "1 of 4 translations reached the longest length allowed" in err
@@ -732,7 +734,7 @@ def named(tree: object) -> dict[str, np.ndarray]:
 
 def test_the_average_is_the_mean_of_the_weights(trained: tuple[Path, str]) -> None:
     run, _ = trained
-    loaded = named(load(RunDirectory(str(run)), DecodeConfig(), average_last=3).params)
+    loaded = named(load(RunDirectory(str(run)), DecodeConfig(), average_last=3).params[0])
     parts = [weights(run, step) for step in (300, 450, 600)]
     assert loaded.keys() == parts[0].keys()
     for name, array in loaded.items():
@@ -753,7 +755,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(trained: tuple[Path,
     loaded = load(RunDirectory(str(run)), DecodeConfig(), "best")
     assert loaded.checkpoint == f"step {best}"
     expected = weights(run, best)
-    for name, array in named(loaded.params).items():
+    for name, array in named(loaded.params[0]).items():
         np.testing.assert_array_equal(array, expected[name])
 
 

@@ -6,52 +6,42 @@ import builders
 import jax
 import numpy as np
 import pytest
-from builders import small_config
+from builders import CORPUS, small_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transformer_jax.config import DecodeConfig, TokenizerConfig
-from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.config import DecodeConfig
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
-from transformer_jax.translate import Translator, padded_length
+from transformer_jax.translate import Source, Translator, padded_length
 
-CORPUS = [
-    f"the {adjective} {noun} {verb} {place}"
-    for adjective in ("old", "young", "grey", "tired")
-    for noun in ("dog", "woman", "teacher", "bird")
-    for verb in ("sleeps", "waits", "sings", "reads")
-    for place in ("here", "in the garden", "under a tree", "by the river")
-]
 SENTENCES = [CORPUS[7], "a tree", CORPUS[40] + " " + CORPUS[90], "", CORPUS[3], "x", CORPUS[200]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tokenizer() -> Tokenizer:
-    return Tokenizer(train_tokenizer(CORPUS, TokenizerConfig(vocab_size=320)))
+    return builders.corpus_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    """Weights that make a model decided about what comes next, and end some sentences early."""
-    config = small_config()
-    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
-    state, _ = init_state(config, model, builders.one_device())
-    params = jax.tree.map(lambda x: 1.5 * x, state.params)
-    return model, params
+@pytest.fixture
+def model():
+    return builders.decided_model()
 
 
 def translate(model, tokenizer, sentences, devices=1, **decode):
     network, params = model
     options = {"max_extra_length": 5, "beam_size": 3} | decode
     translator = translator_of(network, tokenizer, devices, DecodeConfig(**options))
-    return translator.translate(jax.device_get(params), sentences)  # for any mesh
+    return translator.translate((jax.device_get(params),), sentences)  # for any mesh
 
 
 @functools.cache
 def translator_of(network, tokenizer, devices, config) -> Translator:
     """One for all tests with the same options: its shapes are compiled once."""
-    return Translator(network, builders.both(tokenizer), config, builders.mesh_of(data=devices))
+    mesh = builders.mesh_of(data=devices)
+    return Translator((network,), builders.both(tokenizer), config, mesh)
 
 
 def greedy(model, tokenizer, sentence, extra):
@@ -89,7 +79,7 @@ def test_the_score_is_the_log_probability_of_the_forced_translation(model, token
     translator = translator_of(network, tokenizer, 1, config)
     encoded = tokenizer.encode([*CORPUS[:90:10], "a tree", "x"])
     sources = [[*ids, tokenizer.eos_id] for ids in encoded]
-    found = translator._run(params, sources, rows=16, length=32)
+    found = translator._run((params,), [Source(ids) for ids in sources], rows=16, length=32)
     for row, source in enumerate(sources):
         for beam in range(beam_size):
             tokens = [int(token) for token in found.tokens[row, beam] if token != tokenizer.pad_id]
@@ -102,8 +92,9 @@ def test_the_score_is_the_log_probability_of_the_forced_translation(model, token
 
 
 @pytest.fixture(scope="module")
-def alone(model, tokenizer):
+def alone():
     """Each sentence translated by itself on one device."""
+    model, tokenizer = builders.decided_model(), builders.corpus_tokenizer()
     return {sentence: translate(model, tokenizer, [sentence])[0] for sentence in SENTENCES}
 
 
@@ -141,9 +132,33 @@ def test_learned_positions_bound_the_parts_and_the_translation(tokenizer):
     state, _ = init_state(config, network, builders.one_device())
     (ids,) = tokenizer.encode([CORPUS[0]])
     (translation,) = translate((network, state.params), tokenizer, [CORPUS[0]])
-    assert translation.parts == -(-len(ids) // 7) > 1
+    assert len(translation.sources) == -(-len(ids) // 7) > 1
     assert np.isfinite(translation.score)
-    assert len(tokenizer.encode([translation.text])[0]) <= 8 * translation.parts
+    assert len(tokenizer.encode([translation.text])[0]) <= 8 * len(translation.sources)
+
+
+def test_prefixes_must_fit_the_sentences_and_the_model(tokenizer):
+    config = small_config(positions="learned", max_positions=8)
+    network = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    translator = translator_of(network, tokenizer, 1, DecodeConfig(beam_size=3))
+    with pytest.raises(UserError, match=r"prefix of line 12 has .* model\.max_positions = 8"):
+        translator.translate((None,), ["a", "a"], prefixes=["", CORPUS[0]], first=10)
+    with pytest.raises(UserError, match="1 prefixes for 2 sentences"):
+        translator.translate((None,), ["a", "a"], prefixes=["a"])
+    with pytest.raises(UserError, match=r"decode\.beam_size, which is 3"):
+        translator.translate((None,), ["a"], num_best=4)
+
+
+def test_a_prefix_is_that_of_the_first_part(model, tokenizer):
+    """Of a source that goes in parts; the parts after it are translated as without it."""
+    options = {"max_extra_length": 2, "beam_size": 2, "max_source_length": 8}
+    translator = translator_of(model[0], tokenizer, 1, DecodeConfig(**options))
+    (free,) = translator.translate((model[1],), [CORPUS[0]])
+    (forced,) = translator.translate((model[1],), [CORPUS[0]], prefixes=["a tree "])
+    (prefix,) = tokenizer.encode(["a tree"])
+    first, *others = forced.hypotheses[0].tokens
+    assert first[: len(prefix)] == prefix
+    assert others == free.hypotheses[0].tokens[1:] and others
 
 
 def test_a_translation_may_be_asked_to_have_some_length(tokenizer):
@@ -157,7 +172,8 @@ def test_a_translation_may_be_asked_to_have_some_length(tokenizer):
     for min_length in (0, 3):
         config = DecodeConfig(beam_size=3, min_length=min_length, length_penalty=0.0)
         translator = translator_of(network, tokenizer, 1, config)
-        tokens = translator._run(params, [[5, tokenizer.eos_id]], rows=1, length=2).tokens[0, 0]
+        row = Source([5, tokenizer.eos_id])
+        tokens = translator._run((params,), [row], rows=1, length=2).tokens[0, 0]
         assert list(np.flatnonzero(tokens == tokenizer.eos_id)) == [min_length]
 
 
@@ -190,20 +206,20 @@ def test_a_translation_at_the_limit_is_marked(model, tokenizer):
 def test_progress_is_told_and_may_stop_the_work(model, tokenizer):
     network, params = model
     translator = Translator(
-        network,
+        (network,),
         builders.both(tokenizer),
         DecodeConfig(max_extra_length=2, tokens_per_batch=16),
         builders.one_device(),
     )
     told = []
-    translator.translate(params, SENTENCES, told.append)
+    translator.translate((params,), SENTENCES, told.append)
     assert told[0] == 1 and told[-1] == len(SENTENCES) and told == sorted(told)
 
     def stop(done: int) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        translator.translate(params, SENTENCES, stop)
+        translator.translate((params,), SENTENCES, stop)
 
 
 def test_a_source_longer_than_any_trained_on_is_translated_whole(model, tokenizer):
@@ -214,7 +230,7 @@ def test_a_source_longer_than_any_trained_on_is_translated_whole(model, tokenize
     (alone,) = translate(model, tokenizer, ["a tree"], max_extra_length=1, beam_size=1)
     assert together[0].text == alone.text
     assert len(tokenizer.encode([line])[0]) > 64
-    assert together[1].parts == 1
+    assert len(together[1].sources) == 1
     assert np.isfinite(together[1].score)
 
 
@@ -225,12 +241,14 @@ def test_a_source_of_any_length_is_translated_in_parts(model, tokenizer):
     assert len(words) > 1
     options = {"max_extra_length": 2, "beam_size": 2, "max_source_length": 8}
     before, whole, blank = translate(model, tokenizer, ["x", CORPUS[0], ""], **options)
-    assert (before.parts, whole.parts, blank.parts) == (1, len(words), 1)
+    parts = [len(translation.sources) for translation in (before, whole, blank)]
+    assert parts == [1, len(words), 0]
     network, params = model
     translator = translator_of(network, tokenizer, 1, DecodeConfig(**options))
     expected = []
     for i in range(0, len(ids), 7):
         part = [*ids[i : i + 7], tokenizer.eos_id]
-        tokens = translator._run(params, [part], rows=1, length=len(part)).tokens[0, 0]
+        found = translator._run((params,), [Source(part)], rows=1, length=len(part))
+        tokens = found.tokens[0, 0]
         expected += tokenizer.decode([tokens.tolist()])
     assert whole.text == " ".join(expected)

@@ -201,7 +201,7 @@ def _read(system: System, options: EvaluateOptions, target_language: str) -> Out
 def _translate(system: System, options: EvaluateOptions, test_set: "TestSet") -> Output:
     from transformer_jax.data.text import write_lines
     from transformer_jax.distributed import check_agreement, on_first
-    from transformer_jax.load import load
+    from transformer_jax.loading import load
 
     run, config, decode = system.run, system.config, options.decode
     assert run is not None and config is not None
