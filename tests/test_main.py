@@ -30,7 +30,7 @@ from transformer_jax.commands.shared import translate_lines
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
-from transformer_jax.loading import LoadedModel, load
+from transformer_jax.loading import Choice, LoadedModel, load
 from transformer_jax.run_directory import RunDirectory
 from transformer_jax.translate import Hypothesis, Translation
 
@@ -734,7 +734,8 @@ def named(tree: object) -> dict[str, np.ndarray]:
 
 def test_the_average_is_the_mean_of_the_weights(trained: tuple[Path, str]) -> None:
     run, _ = trained
-    loaded = named(load(RunDirectory(str(run)), DecodeConfig(), average_last=3).params[0])
+    choice = Choice(RunDirectory(str(run)), average_last=3)
+    loaded = named(load([choice], DecodeConfig()).params[0])
     parts = [weights(run, step) for step in (300, 450, 600)]
     assert loaded.keys() == parts[0].keys()
     for name, array in loaded.items():
@@ -752,7 +753,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(trained: tuple[Path,
         if "BLEU" in line
     }
     best = max(scores, key=lambda step: (scores[step], -step))
-    loaded = load(RunDirectory(str(run)), DecodeConfig(), "best")
+    loaded = load([Choice(RunDirectory(str(run)), "best")], DecodeConfig())
     assert loaded.checkpoint == f"step {best}"
     expected = weights(run, best)
     for name, array in named(loaded.params[0]).items():
@@ -765,7 +766,7 @@ def test_a_run_without_scores_has_no_best_checkpoint(
     changes = {"train.num_steps": 2, "data.test": ""}
     assert main(["train", tiny_experiment(tmp_path, changes)]) == 0
     with pytest.raises(UserError, match="no checkpoint has been scored"):
-        load(RunDirectory(str(tmp_path / "run")), DecodeConfig(), "best")
+        load([Choice(RunDirectory(str(tmp_path / "run")), "best")], DecodeConfig())
 
 
 def test_experiment_files_are_read_as_they_are_written(

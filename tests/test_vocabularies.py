@@ -18,7 +18,7 @@ from transformer_jax.config import Config, DecodeConfig, TokenizerConfig
 from transformer_jax.data.text import read_lines
 from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
-from transformer_jax.loading import load
+from transformer_jax.loading import Choice, load
 from transformer_jax.prepare import load_prepared, prepare
 from transformer_jax.run_directory import RunDirectory
 
@@ -36,7 +36,7 @@ SEPARATE = {
 
 
 def weights(run: RunDirectory, step: int) -> Params:
-    return load(run, DecodeConfig(), step=str(step)).params[0]
+    return load([Choice(run, str(step))], DecodeConfig()).params[0]
 
 
 def translate(run: Path, text: str, capsysbinary: pytest.CaptureFixture[bytes]) -> str:

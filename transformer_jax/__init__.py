@@ -12,7 +12,7 @@ def load(run: str, *others: str, checkpoint: str | int = "newest") -> "LoadedMod
     `checkpoint` is `newest`, `best`, a step, or `average:5` for the mean of the 5 newest. Raises
     `transformer_jax.errors.UserError` where a run has no such checkpoint, or is none.
     """
-    from transformer_jax.loading import Choice, load_ensemble
+    from transformer_jax import loading
 
-    choices = [Choice.of(path, checkpoint) for path in (run, *others)]
-    return load_ensemble(choices, choices[0].run.load_config().decode)
+    choices = [loading.Choice.of(path, checkpoint) for path in (run, *others)]
+    return loading.load(choices, choices[0].run.load_config().decode)

@@ -77,18 +77,8 @@ class Choice(NamedTuple):
         return cls(RunDirectory(run), average_last=int(count))
 
 
-def load(
-    run: RunDirectory, decode: DecodeConfig, step: str = "newest", average_last: int = 1
-) -> LoadedModel:
-    """Loads `step` (`newest`, `best`, or a number), or the mean of the newest `average_last` steps.
-
-    Only the weights are read. Raises UserError where the run has no such checkpoint.
-    """
-    return load_ensemble([Choice(run, step, average_last)], decode)
-
-
-def load_ensemble(choices: Sequence[Choice], decode: DecodeConfig) -> LoadedModel:
-    """Loads one model, or several whose mean probability counts.
+def load(choices: Sequence[Choice], decode: DecodeConfig) -> LoadedModel:
+    """Loads one model, or several whose mean probability counts; of each the weights alone.
 
     Raises UserError where a run has no such checkpoint, or another tokenizer than the first.
     """

@@ -44,13 +44,13 @@ def run(arguments: list[str]) -> int:
 
     from transformer_jax import distributed
     from transformer_jax.commands.streams import check_inputs, read_blocks, started, write_blocks
-    from transformer_jax.loading import load_ensemble
+    from transformer_jax.loading import load
 
     distributed.join(options.distributed)
     paths = [options.sources, options.targets]
     distributed.everywhere(lambda: check_inputs(paths, options.distributed))
     blocks = started(read_blocks(paths, options.decode.block_lines))
-    model = load_ensemble(choose(runs, options.step, options.average_last), options.decode)
+    model = load(choose(runs, options.step, options.average_last), options.decode)
     distributed.check_agreement({"the checkpoint": model.checkpoint})
 
     def lines() -> Iterator[list[str]]:
