@@ -319,6 +319,7 @@ def test_one_pair(batching: str, lengths: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_fewer_pairs_than_rows(batching: str) -> None:
+    """D37: one batch, not none."""
     sources, targets = np.array([20, 20, 18], np.int32), np.array([17, 20, 20], np.int32)
     config = data_config(batching, 20, 160)
     plan = plan_epoch(sources, targets, config, 0, 0, 8)

@@ -1,5 +1,7 @@
 """Checkpoints move between meshes, and hold the weights apart."""
 
+import gc
+import resource
 import shutil
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 from builders import mesh_of, small_config, small_model
 
-from transformer_jax.checkpoint import Checkpoints, Progress
+from transformer_jax.checkpoint import Checkpoints, Progress, Unreadable
 from transformer_jax.config import CheckpointConfig
+from transformer_jax.errors import UserError
 from transformer_jax.train_step import abstract_params, init_state
 
 CONFIG = small_config(num_layers=1)
@@ -59,3 +62,57 @@ def test_weights_are_read_without_the_optimizer(saved: tuple[Path, object], tmp_
     with Checkpoints(copy) as checkpoints:
         params = checkpoints.restore_params(3, abstract_params(MODEL, builders.one_device()))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), state.params)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_d21_a_full_disk_is_told_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """Full, as no file may grow beyond 2 kB."""
+    state, _ = init_state(CONFIG, MODEL, builders.one_device())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(1, state, Progress(batch=1))
+        checkpoints.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+        try:
+            with pytest.raises(
+                UserError, match=f"{tmp_path}: .*cannot be written .*File too"
+            ) as caught:
+                checkpoints.save(2, state, Progress(batch=2))
+                checkpoints.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        assert checkpoints.steps() == [1]
+        restored, progress = checkpoints.restore(1, state)
+        jax.tree.map(np.testing.assert_array_equal, host(restored), host(state))
+        assert progress.batch == 1
+        checkpoints.save(2, state, Progress(batch=2))
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
+    gc.collect()  # here, where what Orbax has left behind is no news
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_cut_short_makes_a_checkpoint_unreadable(
+    saved: tuple[Path, object], tmp_path: Path
+) -> None:
+    """D19: whichever it is, or its values are those that were saved."""
+    folder, expected = saved
+    state, _ = init_state(CONFIG, MODEL, builders.one_device())
+    copy, count = tmp_path / "copy", 0
+    shutil.copytree(folder, copy)
+    items = (copy / "3/params", copy / "3/progress")
+    for path in [path for item in items for path in item.rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        with Checkpoints(copy) as checkpoints:
+            try:
+                restored, _ = checkpoints.restore(3, state)
+                jax.tree.map(np.testing.assert_array_equal, host(restored), expected)
+            except Unreadable as error:
+                assert str(error).startswith(f"{copy}/3: ") and "\n" not in str(error)
+                count += 1
+        path.write_bytes(content)
+    assert count >= 4
+    gc.collect()

@@ -150,6 +150,12 @@ def test_a06_pairs_with_a_blank_side_are_dropped(tmp_path: Path) -> None:
     assert store.target_lengths.tolist() == [len(pairs[i][1].split()) + 1 for i in (0, 1, 3, 4, 7)]
 
 
+def test_a04_a_line_of_nul_is_blank(tmp_path: Path) -> None:
+    store = build(tmp_path / "store", "A04_nul")
+    assert store.report == FilterReport(5, 4, counts(empty=1))
+    assert store.source_lengths.tolist()[1] == len("64 c locks and 65 lamps".split()) + 1
+
+
 def counts(empty: int = 0, source: int = 0, target: int = 0, ratio: int = 0) -> dict[str, int]:
     return {
         "empty side": empty,

@@ -4,6 +4,7 @@ Each has two simulated devices; they are joined by `jax.distributed` and gloo's 
 """
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,7 +38,7 @@ def start_job(start_cli: Callable[..., subprocess.Popen], tmp_path: Path) -> Job
     """Starts as many processes as asked for; their standard error goes to files."""
     jobs = []
 
-    def start(count: int, command: str, target: str, *options: str, each=None) -> list:
+    def start(count: int, command: str, target: str, *options: str, each=None, cwd=None) -> list:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -48,9 +49,9 @@ def start_job(start_cli: Callable[..., subprocess.Popen], tmp_path: Path) -> Job
             process_id = ["--distributed.process-id", str(number)]
             with (tmp_path / f"{number}.err").open("w") as err:
                 arguments = [command, target, *options, *joined, *process_id, *own]
-                jobs.append(
-                    start_cli(*arguments, devices="2", stderr=err, stdout=subprocess.DEVNULL)
-                )
+                streams = {"stderr": err, "stdout": subprocess.DEVNULL}
+                where = cwd(number) if cwd else None
+                jobs.append(start_cli(*arguments, devices="2", cwd=where, **streams))
         return jobs[-count:]
 
     yield start
@@ -130,6 +131,24 @@ def test_processes_that_differ_are_stopped_before_the_first_update(
         assert "train.seed is 1 in process 1 and 0 in process 0" in message
         assert "Traceback" not in message
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_other_text_are_stopped_before_the_first_update(
+    tmp_path: Path, tiny_experiment: Callable, start_job: Job
+) -> None:
+    """Each finds its own folder at the same relative path, and the second another dev set."""
+    experiment = tiny_experiment(tmp_path, CHANGES | {"data.directory": "text"})
+    for number in range(2):
+        shutil.copytree(Path(__file__).parent / "data/base", tmp_path / f"{number}/text")
+    valid = tmp_path / "1/text/valid.de"
+    valid.write_bytes(valid.read_bytes().replace(b"die ", b"eine "))
+    job = start_job(2, "train", experiment, cwd=lambda number: tmp_path / str(number))
+    assert wait_for(job) == [2, 2], errors(tmp_path, 0)
+    for number in range(2):
+        message = errors(tmp_path, number)
+        assert "the fingerprint of the validation set is " in message
+        assert "in process 1 and " in message and "Traceback" not in message
+    assert not (tmp_path / "run/checkpoints").exists()
 
 
 def test_a_process_that_dies_ends_the_others(

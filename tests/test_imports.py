@@ -1,14 +1,18 @@
 """Imports go one way, and nothing heavy is imported before it is needed."""
 
 import ast
+import configparser
 import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import transformer_jax
 
@@ -168,9 +172,28 @@ def test_only_the_model_and_sharding_import_linen() -> None:
 
 
 def test_no_module_imports_tensorflow_or_torch() -> None:
+    """G01."""
     for name in FILES:
         tops = {imported.partition(".")[0] for imported in imports(source_of(name), name)}
         assert not tops & {"tensorflow", "torch"}, name
+
+
+def test_g03_what_computes_is_bounded_from_below_and_above() -> None:
+    """And the versions in use, which the tests run with, are within the bounds."""
+    setup = configparser.ConfigParser()
+    setup.read(PACKAGE.parent / "setup.cfg", encoding="utf-8")
+    requirements = list(map(Requirement, setup["options"]["install_requires"].split("\n")[1:]))
+    for one in requirements:
+        operators = {specifier.operator for specifier in one.specifier}
+        assert ">=" in operators, one
+        assert one.specifier.contains(version(one.name)), one
+        if one.name in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "sentencepiece"):
+            assert operators == {">=", "<"}, one
+
+
+def test_g03_a_deprecated_call_of_this_package_is_an_error() -> None:
+    with pytest.raises(DeprecationWarning, match="old name"):
+        warnings.warn_explicit("old name", DeprecationWarning, "x.py", 1, "transformer_jax.train")
 
 
 def imported_by(program: str, path: Path) -> set[str]:
@@ -224,7 +247,7 @@ assert not status, status
 
 
 def test_the_package_needs_neither_tensorflow_nor_torch(stand_ins: Path) -> None:
-    """tensorboardX takes torch where it finds it, so torch is hidden, and only not needed."""
+    """G01; tensorboardX takes torch where it finds it, so torch is hidden, and only not needed."""
     names = ["transformer_jax", *(f"transformer_jax.{name}" for name in MODULES)]
     program = "import sys\nsys.modules['torch'] = None\nimport " + ", ".join(names)
     imported = imported_by(program, stand_ins)

@@ -1,8 +1,10 @@
 """Batches against a slow reading of their plan, and against the pairs themselves."""
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +13,15 @@ import pytest
 from builders import both
 
 from transformer_jax.array_types import Batch
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data.batch_plan import EpochPlan, plan_epoch
 from transformer_jax.data.corpus import build_store
 from transformer_jax.data.loader import Cursor, Shard, collate, dev_batches, train_batches
+from transformer_jax.data.sources import read_split
 from transformer_jax.data.token_store import TokenStore
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 
+DATA = Path(__file__).parent / "data"
 BATCHINGS = ("packed", "bucketed")
 WHOLE = Shard(0, 1)
 EOS = 2
@@ -218,6 +222,7 @@ def epoch_sizes(corpus: Corpus, config: DataConfig, epochs: int) -> list[int]:
 def test_each_epoch_delivers_every_pair_once_in_an_order_of_its_own(
     corpus: Corpus, batching: str
 ) -> None:
+    """D08, D10, D13."""
     config = data_config(batching)
     sizes = epoch_sizes(corpus, config, 3)
     batches = [batch for _, batch in stream(corpus, config, Cursor(0, 0), sum(sizes))]
@@ -230,6 +235,7 @@ def test_each_epoch_delivers_every_pair_once_in_an_order_of_its_own(
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_the_stream_goes_on_from_every_cursor(corpus: Corpus, batching: str) -> None:
+    """D08, D10, D13: in every epoch, by the cursor alone."""
     config = data_config(batching)
     sizes = epoch_sizes(corpus, config, 4)
     places = [Cursor(epoch, batch) for epoch in range(4) for batch in range(sizes[epoch])]
@@ -247,6 +253,7 @@ def test_the_stream_goes_on_from_every_cursor(corpus: Corpus, batching: str) -> 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_processes_see_their_rows_of_one_stream(corpus: Corpus, batching: str) -> None:
+    """D14, D15."""
     config = data_config(batching)
     start, length = Cursor(1, 2), sum(epoch_sizes(corpus, config, 3)[1:])
     whole = stream(corpus, config, start, length)
@@ -254,6 +261,52 @@ def test_processes_see_their_rows_of_one_stream(corpus: Corpus, batching: str) -
     for (cursor, batch), *shards in zip(whole, *parts, strict=True):
         assert [shard_cursor for shard_cursor, _ in shards] == [cursor, cursor]
         assert_same(stack([rows for _, rows in shards]), batch)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_d14_another_number_of_processes_goes_on(corpus: Corpus, batching: str) -> None:
+    """Four processes for ten steps and two for ten more see the batches of one for twenty."""
+    config = data_config(batching)
+    whole = stream(corpus, config, Cursor(0, 0), 20)
+    cursor, found = Cursor(0, 0), []
+    for count in (4, 2):
+        parts = [stream(corpus, config, cursor, 10, Shard(i, count)) for i in range(count)]
+        found += [stack([rows for _, rows in step]) for step in zip(*parts, strict=True)]
+        cursor = parts[0][-1][0]
+    for batch, (_, expected) in zip(found, whole, strict=True):
+        assert_same(batch, expected)
+
+
+def test_d15_no_process_has_more_batches_than_another(tmp_path: Path) -> None:
+    """301 pairs, which neither rows nor processes divide."""
+    corpus = make_corpus(tmp_path / "store", 301)
+    config = data_config("bucketed")
+    length = sum(epoch_sizes(corpus, config, 2))
+    for i in range(4):
+        cursors = [
+            cursor for cursor, _ in stream(corpus, config, Cursor(0, 0), length, Shard(i, 4))
+        ]
+        assert cursors[-1] == Cursor(2, 0)
+
+
+def epoch_hash(directory: Path, folder: Path) -> str:
+    """SHA-256 of all arrays of the first epoch of a folder's `train` files."""
+    config = DataConfig(directory=str(folder), max_length=64, tokens_per_update=256)
+    sentences = chain.from_iterable(read_split(config, "train"))
+    tokenizer = Tokenizer(train_tokenizer(sentences, TokenizerConfig(vocab_size=320)))
+    pairs = read_split(config, "train")
+    store = build_store(directory, [("train", pairs)], both(tokenizer), config)
+    plan, content = plan_of(store, config), hashlib.sha256()
+    for batch in range(plan.num_batches):
+        for name, array in sorted(collate(store, plan, batch, WHOLE).items()):
+            content.update(f"{name} {array.shape}".encode() + array.tobytes())
+    assert plan.num_batches > 10
+    return content.hexdigest()
+
+
+def test_a14_packed_files_give_the_batches_of_the_plain_ones(tmp_path: Path) -> None:
+    hashes = [epoch_hash(tmp_path / name, DATA / name) for name in ("A14_gz", "base")]
+    assert hashes[0] == hashes[1]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
@@ -271,6 +324,7 @@ def test_the_seed_changes_the_stream(corpus: Corpus, batching: str) -> None:
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_dev_batches_deliver_every_pair_once(corpus: Corpus, batching: str, count: int) -> None:
+    """D15, D17: as many batches in every process."""
     config = data_config(batching)
     shards = [list(dev_batches(corpus.store, config, 4, Shard(i, count))) for i in range(count)]
     assert len({len(batches) for batches in shards}) == 1

@@ -10,8 +10,10 @@ import inspect
 import io
 import itertools
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
 from transformer_jax.loading import Choice, LoadedModel, load
+from transformer_jax.prepare import prepare
 from transformer_jax.run_directory import RunDirectory
 from transformer_jax.translate import Hypothesis, Translation
 
@@ -108,25 +111,32 @@ def truncated_gz(folder: Path) -> tuple[dict, list[str]]:
     return {}, [f"{text}/train.", ".gz: a broken or cut archive"]
 
 
+def fake_gz(folder: Path) -> tuple[dict, list[str]]:
+    text = text_folder(folder)
+    (text / "train.en").unlink()
+    shutil.copy(DATA / "A15_truncated_gz/fake.en.gz", text / "train.en.gz")
+    return {}, [f"{text}/train.en.gz: named .gz, but not a gzip file"]
+
+
 def empty(folder: Path) -> tuple[dict, list[str]]:
     text = text_folder(folder)
     for language in ("en", "de"):
         (text / f"train.{language}").write_bytes(b"")
-    return {}, ["no text to train the tokenizer on"]
+    return {}, ["data.train: train is empty: there is no pair to read"]
 
 
 def empty_dev(folder: Path) -> tuple[dict, list[str]]:
     text = text_folder(folder)
     for language in ("en", "de"):
         (text / f"valid.{language}").write_bytes(b"")
-    return {}, ["the corpus is empty", "dev"]
+    return {}, ["data.dev: valid is empty"]
 
 
 def empty_test(folder: Path) -> tuple[dict, list[str]]:
     text = text_folder(folder)
     for language in ("en", "de"):
         (text / f"test.{language}").write_bytes(b"")
-    return {}, ["data.test is 'test': no sentences"]
+    return {}, ["data.test: test is empty"]
 
 
 def all_blank(folder: Path) -> tuple[dict, list[str]]:
@@ -177,8 +187,16 @@ def no_directory(folder: Path) -> tuple[dict, list[str]]:
 
 
 BAD_TEXT = [
-    *(unequal, unequal_dev, bad_utf8, bad_utf8_dev, bad_utf8_test, truncated_gz, empty, empty_dev),
-    *(empty_test, all_blank, all_filtered, all_dev_filtered, large_vocabulary, small_vocabulary),
+    *(unequal, unequal_dev, bad_utf8, bad_utf8_dev, bad_utf8_test, truncated_gz, fake_gz, empty),
+    *(
+        empty_dev,
+        empty_test,
+        all_blank,
+        all_filtered,
+        all_dev_filtered,
+        large_vocabulary,
+        small_vocabulary,
+    ),
     *(missing_file, missing_test, missing_directory, no_directory),
 ]
 
@@ -192,6 +210,7 @@ def test_bad_text_is_refused_and_leaves_no_run_behind(
     make: Callable[[Path], tuple[dict, list[str]]],
     run_exists: bool,
 ) -> None:
+    """A10, A12, A15, A22, A23: before a tokenizer is trained, or anything written."""
     changes, words = make(tmp_path)
     experiment = tiny_experiment(tmp_path, {"data.directory": f"{tmp_path}/text"} | changes)
     run = tmp_path / "run"
@@ -242,6 +261,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused_before_any_work(
     capsys: pytest.CaptureFixture[str],
     place: str,
 ) -> None:
+    """G06."""
     file = tmp_path / "file"
     file.write_text("not a folder", encoding="utf-8")
     run = file if place == "file" else file / "run"
@@ -250,6 +270,82 @@ def test_a_run_directory_that_cannot_be_written_is_refused_before_any_work(
     assert err.count("\n") == 1, "nothing comes before the message, no training of a tokenizer"
     assert f"{run}: cannot be written to" in message_of(err)
     assert file.read_text(encoding="utf-8") == "not a folder"
+
+
+SHORT = {
+    "train.num_steps": 2,
+    "decode.beam_size": 1,
+    "decode.max_extra_length": 2,
+}
+
+
+def test_a25_one_huge_line_is_told_and_harms_neither_training_nor_validation(
+    tmp_path: Path, tiny_experiment: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = text_folder(tmp_path, "A25_one_huge_line")
+    changes = {"data.directory": str(text), "data.dev": "train", "train.dev_loss_interval": 2}
+    assert main(["train", tiny_experiment(tmp_path, SHORT | changes | {"data.test": ""})]) == 0
+    err = capsys.readouterr().err
+    for split in ("train", "dev"):
+        assert f"{split}: dropped 1 (" in err
+        assert "source too long" in err
+    assert "step 2: dev loss" in err
+
+
+def test_a01_a_lone_carriage_return_is_told_before_training(
+    tmp_path: Path, tiny_config: Callable[..., Config]
+) -> None:
+    text = text_folder(tmp_path, "A01_bare_cr")
+    changes = {"data.directory": str(text), "tokenizer.vocab_size": 300}
+    config = tiny_config(tmp_path / "run", changes)
+    told: list[str] = []
+    prepare(config, RunDirectory(config.run_directory), told.append)
+    assert [line for line in told if "CR" in line] == [
+        "train: train: 1 line with a lone CR or another control character, read as a space"
+    ]
+    assert "train: read 6 pairs" in told and "train: kept 6 (100.0 %)" in told
+
+
+def test_relative_paths_with_spaces_and_accents_without_a_network(
+    tmp_path: Path,
+    tiny_experiment: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G05, G06, G07, G13: and nothing is written where the text is."""
+    text = tmp_path / "x y"
+    shutil.copytree(DATA / "base", text)
+    for language in ("en", "de"):
+        (text / f"train.{language}").rename(text / f"träin data.{language}")
+    for path in (*text.iterdir(), text):
+        path.chmod(path.stat().st_mode & ~0o222)  # root may write all the same
+    before = {path: path.read_bytes() for path in text.iterdir()}
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    changes = {"data.directory": "../x y", "data.train": ("träin data",)}
+    experiment = tiny_experiment(tmp_path, SHORT | changes)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    first = ["--run-directory", "./a/../my runs/été 1", "--data.test", ""]
+    assert main(["train", experiment, *first]) == 0
+    assert os.listdir() == ["my runs"]
+
+    run = tmp_path / "here/my runs/été 1"
+    monkeypatch.chdir(tmp_path)
+    more = ["--run-directory", str(run), "--data.directory", "x y", "--train.num-steps", "3"]
+    capsys.readouterr()
+    assert main(["train", experiment, *more]) == 0
+    assert "steps 2 to 3 in " in capsys.readouterr().err
+    files = ["--input", "x y/test.en", "--output", "out.de"]
+    assert main(["translate", "here/my runs/été 1", *files]) == 0
+    hypotheses = run / "evaluations/test.step-3.beam1-alpha0.6.de"
+    assert (tmp_path / "out.de").read_bytes() == hypotheses.read_bytes()
+    assert {path: path.read_bytes() for path in text.iterdir()} == before
+    text.chmod(0o755)
 
 
 # --- Experiments, options and runs that do not exist --------------------------------------------
@@ -426,6 +522,7 @@ def translate(
 
 
 def test_training_ends_with_the_score_of_the_test_set(trained: tuple[Path, str]) -> None:
+    """D17: of 29 sentences."""
     run, out = trained
     result = json.loads(out)
     assert out.count("\n") == 1
@@ -460,6 +557,7 @@ def test_translate_from_file_to_file(trained: tuple[Path, str], tmp_path: Path) 
 def test_translate_gives_a_line_for_a_line(
     trained: tuple[Path, str], capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
+    """A07."""
     run, _ = trained
     text = (DATA / "A07_translate_blank/in.en").read_bytes()
     lines = text.decode().split("\n")[:-1]
@@ -563,6 +661,29 @@ def test_translate_from_the_shell(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_g11_the_encoding_of_the_machine_changes_nothing(
+    trained: tuple[Path, str],
+    tmp_path: Path,
+    tiny_experiment: Callable[..., str],
+    run_cli: Callable,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """Everything is read and written as in a UTF-8 locale."""
+    run, _ = trained
+    environment = os.environ | {"PYTHONPATH": str(DATA.parents[1]), "JAX_NUM_CPU_DEVICES": "1"}
+    environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    text = (DATA / "B14_emoji/in.txt").read_bytes() + (DATA / "base/test.en").read_bytes()
+    done = run_cli("translate", str(run), stdin=text, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == translate(run, text, capsysbinary)
+    assert not done.stdout.isascii()
+
+    done = run_cli("train", tiny_experiment(tmp_path, SHORT), env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "reference   die alte Tür steht hier." in done.stderr.decode()
+    assert (tmp_path / "run/tokenizer.model").read_bytes() == (run / "tokenizer.model").read_bytes()
+
+
 def test_translate_into_a_pipe_that_has_ended(
     trained: tuple[Path, str], start_cli: Callable[..., subprocess.Popen]
 ) -> None:
@@ -580,6 +701,7 @@ def test_translate_refuses_what_is_no_utf8(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    """A23: before the first line is translated."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\n"), encoding="utf-8"))
     message = fails(["translate", str(trained[0]), "--output", str(tmp_path / "out")], capsys)
     assert message.startswith("standard input, line 2: not valid UTF-8")

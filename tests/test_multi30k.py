@@ -89,6 +89,7 @@ def test_files_that_are_there_are_read(server: type[Handler], tmp_path: Path) ->
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_cut_download_goes_on(server: type[Handler], tmp_path: Path, ranges: bool) -> None:
+    """G05."""
     server.ranges, server.cut_at = ranges, 1_000
     with pytest.raises(UserError, match="the connection was cut; the next try goes on"):
         read(tmp_path)
@@ -104,6 +105,7 @@ def test_a_download_that_was_complete_already(server: type[Handler], tmp_path: P
 
 
 def test_another_file_is_refused_and_does_not_stay(server: type[Handler], tmp_path: Path) -> None:
+    """A22, G05."""
     for wrong in (b"<html>sorry</html>", gzip.compress(b"a\n"), server.files["train.de.gz"][:-9]):
         server.files["train.en.gz"] = wrong
         with pytest.raises(UserError, match=r"train\.en\.gz: not the file that was expected; put"):
@@ -112,6 +114,7 @@ def test_another_file_is_refused_and_does_not_stay(server: type[Handler], tmp_pa
 
 
 def test_no_server(server: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G05."""
     del server.files["train.en.gz"]
     with pytest.raises(UserError, match=r"train\.en\.gz: cannot be fetched \(Not Found\); put it"):
         read(tmp_path)

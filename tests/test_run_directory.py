@@ -111,6 +111,7 @@ def test_another_model_is_another_experiment(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(("path", "value"), FIXED.items())
 def test_what_an_update_computes_is_fixed(run: RunDirectory, path: str, value: object) -> None:
+    """D11, D35: the size of a batch, for one."""
     message = re.escape(f"{path} = ") + ".*" + re.escape(f", not {value!r}: ")
     with pytest.raises(UserError, match=message):
         run.check_same_experiment(changed(path, value))
@@ -152,7 +153,7 @@ def test_a_broken_configuration_names_its_file(run: RunDirectory) -> None:
 
 
 def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B11."""
+    """B11, G07."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
     monkeypatch.setenv("NEAR_HOME", "~/near")
@@ -163,6 +164,7 @@ def test_home_and_variables_are_expanded(tmp_path: Path, monkeypatch: pytest.Mon
         "${SCRATCH}/a": tmp_path / "scratch/a",
         "$NEAR_HOME/1": tmp_path / "home/near/1",
         "runs/1": tmp_path / "runs/1",
+        "./a/../b/1": tmp_path / "b/1",
         str(tmp_path / "absolute"): tmp_path / "absolute",
     }
     for path, where in expected.items():

@@ -20,6 +20,7 @@ from transformer_jax.data.text import (
     read_pairs,
     read_stream,
     scan,
+    scan_pairs,
     write_lines,
     write_stream,
 )
@@ -62,6 +63,7 @@ def pairs_of(folder: str, name: str = "train") -> list[tuple[str, str]]:
     ],
 )
 def test_pair_i_is_line_i_of_both_files(folder: str, count: int | None) -> None:
+    """A01, A03, A04, A06, A19, A21, A25: whatever else a reader takes for the end of a line."""
     expected = [
         expected_lines((DATA / folder / f"train.{side}").read_bytes()) for side in ("en", "de")
     ]
@@ -76,6 +78,32 @@ def test_a01_lone_carriage_return_is_a_space() -> None:
     assert [source for source, _ in pairs_of("A01_bare_cr")] == raw.decode().replace(
         "\r", " "
     ).split("\n")[:-1]
+
+
+def broken(line: bytes) -> bool:
+    """Whether it holds a control character or a separator that does not end it; tabs are free."""
+    inner = line.removesuffix(b"\r").decode()
+    unlike = {"\t", *map(chr, range(0x80, 0xA0))} - {"\x85"}
+    return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") and c not in unlike for c in inner)
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("A01_bare_cr", (1, 0)),
+        ("A03_unicode_breaks", (4, 4)),
+        ("A04_nul", (2, 0)),
+        ("A19_crlf", (0, 0)),
+        ("base", (0, 0)),
+    ],
+)
+def test_lines_that_others_would_break_are_counted(folder: str, expected: tuple) -> None:
+    """A01, A03, A04, A19."""
+    paths = [DATA / folder / f"train.{language}" for language in ("en", "de")]
+    assert tuple(scan(path).broken for path in paths) == expected
+    for path, count in zip(paths, expected, strict=True):
+        assert sum(map(broken, path.read_bytes().split(b"\n"))) == count
+    assert scan_pairs(*paths).broken == sum(expected)
 
 
 def test_a04_text_after_nul_survives_and_a_nul_line_is_blank() -> None:
@@ -223,7 +251,8 @@ def test_lines_in_are_lines_out(tmp_path_factory: pytest.TempPathFactory, text: 
     path.write_bytes(text.encode("utf-8"))
     lines = list(read_lines(path))
     assert lines == expected_lines(path.read_bytes())
-    assert scan(path).lines == len(lines)
+    raw = path.read_bytes().split(b"\n")
+    assert scan(path)[::2] == (len(lines), sum(map(broken, raw)))
     assert write_lines(path, lines) == len(lines)
     assert path.read_bytes() == b"".join(line.encode("utf-8") + b"\n" for line in lines)
     assert list(read_lines(path)) == lines

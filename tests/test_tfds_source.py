@@ -180,6 +180,7 @@ def test_the_first_use_downloads_unpacks_and_writes_it(
 
 
 def test_what_cannot_be_downloaded(statmt: Path, tmp_path: Path) -> None:
+    """G05."""
     (statmt / "dev.tgz").unlink()
     with pytest.raises(UserError) as caught:
         read_split(config(tmp_path / "new"), "train")
@@ -207,6 +208,7 @@ def test_what_cannot_be_downloaded(statmt: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_the_data_set_has_not(directory: Path, changes: dict, message: str) -> None:
+    """G05: one line for an unknown name."""
     with pytest.raises(UserError, match=message) as caught:
         read_split(config(directory, **changes), "train")
     assert "\n" not in str(caught.value)

@@ -58,6 +58,24 @@ def test_lines_come_back_unchanged(tokenizer: Tokenizer, folder: str) -> None:
     assert round_trip(tokenizer, lines) == expected
 
 
+def test_a19_a21_ends_of_lines_and_byte_order_marks_are_no_text(tmp_path: Path) -> None:
+    """The tokenizer and the ids are those of the text without them."""
+    for folder, mark in (("A19_crlf", b"\r"), ("A21_bom", b"\xef\xbb\xbf")):
+        marked = DATA / folder / "train.en"
+        plain = tmp_path / f"{folder}.en"
+        plain.write_bytes(marked.read_bytes().replace(mark, b""))
+        assert plain.stat().st_size < marked.stat().st_size
+        trained = [
+            Tokenizer(train_tokenizer(read_lines(path), TokenizerConfig(vocab_size=290)))
+            for path in (marked, plain)
+        ]
+        assert trained[0].fingerprint == trained[1].fingerprint
+        pieces = [trained[0].decode([[i]]) for i in range(FIRST_PIECE, 290)]
+        assert not any("\r" in text or "\ufeff" in text for piece in pieces for text in piece)
+        ids = [trained[0].encode(list(read_lines(path))) for path in (marked, plain)]
+        assert ids[0] == ids[1]
+
+
 def test_b01_text_never_gives_special_ids(tokenizer: Tokenizer) -> None:
     lines = list(read_lines(DATA / "B01_control_symbols/in.txt"))
     assert any("</s>" in line for line in lines)

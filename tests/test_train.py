@@ -28,6 +28,7 @@ from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.data.batch_plan import plan_epoch
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.prepare import Prepared, load_prepared, prepare
 from transformer_jax.run_directory import RunDirectory
@@ -132,6 +133,7 @@ def metrics(config: Config, split: str) -> list[dict]:
 def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
     tmp_path: Path, tiny_config: Callable[..., Config], batching: str
 ) -> None:
+    """D04, D05, D08, D10, D13: cut in warm-up, at the end of an epoch and in the second one."""
     changes = DROPOUT | {"data.batching": batching}
     with opened(tiny_config(tmp_path / "plan", changes)) as session:
         store, row_multiple = session.text.train, session.trainer.row_multiple
@@ -153,6 +155,16 @@ def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
     assert arrays(cut) == expected
     assert progress(cut) == progress(unbroken)
     assert (progress(cut).epoch, progress(cut).batch) == (1, 5)
+    # The name of the checkpoint, the state and Adam count the same updates.
+    counts = {p: a for p, a in expected.items() if p.endswith(("['step']", "count']"))}
+    assert len(counts) >= 2
+    for path, (dtype, _, data) in counts.items():
+        assert np.frombuffer(data, dtype) == [epoch + 5], path
+    rates = [
+        [(line["step"], line["learning_rate"]) for line in metrics(config, "train")]
+        for config in (unbroken, cut)
+    ]
+    assert rates[0] == rates[1]
     # All of it is compared, and could differ: weights, both moments of Adam, counts, the key.
     for part in ("['params']", "['opt_state']", "mu", "nu", "['key']", "['step']"):
         assert any(part in path for path in expected), part
@@ -204,6 +216,7 @@ def test_a_signal_ends_a_run_that_the_same_command_goes_on_with(
     long_run: dict,
     number: int,
 ) -> None:
+    """G09."""
     command = "train", tiny_experiment(tmp_path, LONG)
     config = tiny_config(tmp_path / "run", LONG)
 
@@ -224,6 +237,26 @@ def test_a_signal_ends_a_run_that_the_same_command_goes_on_with(
     assert arrays(config) == long_run
 
 
+def test_g09_a_signal_before_the_first_update_leaves_nothing_in_the_way(
+    tmp_path: Path,
+    tiny_config: Callable[..., Config],
+    tiny_experiment: Callable[..., str],
+    start_cli: Callable,
+) -> None:
+    """While weights are made and the first batch is compiled nothing is lost, so nothing waits."""
+    changes = {"train.num_steps": 2, "data.test": ""}
+    process = start_cli("train", tiny_experiment(tmp_path, changes))
+    for line in process.stderr:
+        if line.startswith(b"dev: kept"):
+            break
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == -signal.SIGTERM  # 143 for a shell
+    config = tiny_config(tmp_path / "run", changes)
+    assert train(config).step == 2
+    assert steps(config) == [0, 2]
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint(
     tmp_path: Path,
@@ -233,6 +266,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint(
     run_cli: Callable,
     long_run: dict,
 ) -> None:
+    """D19."""
     command = "train", tiny_experiment(tmp_path, LONG)
     config = tiny_config(tmp_path / "run", LONG)
     delays = [random.uniform(0, 0.6), random.uniform(0, 0.6)]
@@ -258,6 +292,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_from_its_last_checkpoint(
 def test_more_steps_go_on_with_a_run_that_has_ended(
     tmp_path: Path, tiny_config: Callable[..., Config]
 ) -> None:
+    """D35, D36: `num_steps` counts from the start of the run."""
     once = tiny_config(tmp_path / "once", DROPOUT | {"train.num_steps": 9})
     twice = tiny_config(tmp_path / "twice", DROPOUT | {"train.num_steps": 4})
     more = tiny_config(tmp_path / "twice", DROPOUT | {"train.num_steps": 9})
@@ -334,9 +369,31 @@ def test_training_ends_with_its_patience_and_keeps_the_best_and_newest_checkpoin
     assert (arrays(config), progress(config)) == (before, found)
 
 
+@pytest.mark.parametrize(
+    ("scores", "newest", "best", "kept"),
+    [((5.0, 9.0, 8.0, 7.0, 6.0), 2, 1, [2, 4, 5]), ((2.0, 6.0, 4.0), 1, 2, [2, 3])],
+)
+def test_d22_d24_the_newest_are_kept_and_the_best_besides(
+    tmp_path: Path,
+    tiny_config: Callable[..., Config],
+    scores: tuple[float, ...],
+    newest: int,
+    best: int,
+    kept: list[int],
+) -> None:
+    """With score i at step i, counted from 1."""
+    keep = {"checkpoint.keep_newest": newest, "checkpoint.keep_best": best}
+    config = tiny_config(tmp_path / "run", keep | {"train.num_steps": len(scores)})
+    with opened(config) as session:
+        evaluation = Evaluation(1, lambda _, step: {"score": scores[step - 1]}, score="score")
+        session.trainer.train([evaluation], StopSignal())
+    assert steps(config) == kept
+
+
 def test_a_validation_cut_by_a_signal_is_made_up_for(
     tmp_path: Path, tiny_config: Callable[..., Config]
 ) -> None:
+    """G09."""
     config = tiny_config(tmp_path / "run", {"train.num_steps": 20, "checkpoint.keep_newest": 1})
     asked = []
 
@@ -368,6 +425,7 @@ def test_a_validation_cut_by_a_signal_is_made_up_for(
 def test_validation_is_exact_to_the_token(
     tmp_path: Path, tiny_config: Callable[..., Config], batching: str
 ) -> None:
+    """D17, D18: 23 pairs in batches, and one by one."""
     changes = {"data.batching": batching, "train.dev_loss_interval": 12}
     config = tiny_config(tmp_path / "run", changes)
     with opened(config) as session:
@@ -493,6 +551,7 @@ def test_updates_that_are_not_finite_end_the_run(
     tiny_experiment: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """D33."""
     changes = {
         "optimizer.learning_rate_scale": 1e30,
         "train.max_skipped_updates": 5,
@@ -519,6 +578,122 @@ def test_updates_that_are_not_finite_end_the_run(
     with opened(config) as session:
         assert session.trainer.step == steps(config)[-1]
         assert int(session.trainer.state.skipped) == session.trainer.step - 1
+
+
+def compilations(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What JAX has said to compile."""
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if message.startswith("Compiling ")]
+
+
+def test_d19_d20_damaged_checkpoints_are_set_aside_for_the_one_before_them(
+    tmp_path: Path, tiny_config: Callable[..., Config]
+) -> None:
+    """One with a file cut short, and a folder that only looks like one."""
+    changes = {"train.num_steps": 9, "checkpoint.interval": 3, "checkpoint.keep_newest": 9}
+    config = tiny_config(tmp_path / "run", changes)
+    train(config)
+    expected = arrays(config)
+    assert steps(config) == [0, 3, 6, 9]
+    folder = tmp_path / "run/checkpoints"
+    manifest = folder / "9/training/manifest.ocdbt"
+    manifest.write_bytes(manifest.read_bytes()[:10])
+    shutil.rmtree(folder / "6")
+    (folder / "6").mkdir()
+    with opened(config) as session:
+        assert session.trainer.step == 3
+        warnings = session.trainer.summary()[:2]
+        session.trainer.train([], StopSignal())
+    for step, warning in zip((9, 6), warnings, strict=True):
+        assert warning.startswith(f"WARNING: {folder}/{step}: not a checkpoint of this model (")
+        (aside,) = folder.glob(f"unreadable-{step}-*")
+        assert f"going on from step 3; the damaged one is now {aside}" in warning
+    assert steps(config) == [0, 3, 6, 9]
+    assert arrays(config) == expected
+
+    # Where none is whole, none is touched.
+    for step in steps(config):
+        shutil.rmtree(folder / f"{step}/params")
+    before = frozen(tmp_path / "run")
+    with pytest.raises(UserError, match=f"{folder}/0: not a checkpoint"), opened(config):
+        pytest.fail("it must not go on")
+    assert frozen(tmp_path / "run") == before
+
+
+def test_d35_d36_a_run_that_has_ended_says_so(
+    tmp_path: Path, tiny_experiment: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"train.num_steps": 4, "data.test": ""}
+    experiment = tiny_experiment(tmp_path, changes)
+    assert main(["train", experiment]) == 0
+    before = frozen(tmp_path / "run")
+    for more, told in (([], "4 of 4"), (["--train.num-steps", "2"], "4 of 2")):
+        capsys.readouterr()
+        assert main(["train", experiment, *more]) == 0
+        assert f"already at step {told} in {tmp_path}/run: " in capsys.readouterr().err
+        # TensorBoard begins a new file in every session.
+        after = frozen(tmp_path / "run")
+        rewritten = [name for name in before if after[name] != before[name]]
+        assert rewritten == (["config.json"] if more else [])
+
+
+def test_d37_five_pairs_make_a_batch(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
+    """Of 64 rows."""
+    for name in ("train", "valid"):
+        for language in ("en", "de"):
+            lines = (DATA / f"base/{name}.{language}").read_bytes().split(b"\n")[:5]
+            (tmp_path / f"{name}.{language}").write_bytes(b"\n".join(lines) + b"\n")
+    changes = {
+        "data.directory": str(tmp_path),
+        "data.batching": "bucketed",
+        "data.max_buckets": 1,
+        "data.tokens_per_update": 64 * 64,
+        "data.test": "",
+        "tokenizer.vocab_size": 300,
+        "train.num_steps": 2,
+        "train.log_interval": 1,
+    }
+    config = tiny_config(tmp_path / "run", changes)
+    with opened(config) as session:
+        before = jax.device_get(session.trainer.state.params)
+        session.trainer.train([], StopSignal())
+        after = jax.device_get(session.trainer.state.params)
+        assert len(session.text.train) == 5
+    assert session.trainer.progress.epoch == 2, "each epoch is one batch"
+    assert all(line["loss"] > 0 for line in metrics(config, "train"))
+    assert not all(jax.tree.leaves(jax.tree.map(np.array_equal, before, after)))
+
+
+def test_d30_an_update_is_compiled_once_for_each_shape(
+    tmp_path: Path, tiny_config: Callable[..., Config], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two epochs with two validations: nothing is compiled in the second one."""
+    changes = {"data.batching": "bucketed", "data.max_buckets": 2, "train.num_steps": 1_000}
+    config = tiny_config(tmp_path / "run", changes)
+    compiled: list[tuple[int, int]] = []
+    with opened(config) as session:
+        trainer, text, model = session
+        stop = StopSignal()
+        lengths = text.train.source_lengths, text.train.target_lengths
+        plan = [plan_epoch(*lengths, config.data, 0, epoch, 1) for epoch in range(2)]
+        shapes = {tuple(shape) for one in plan for shape in one.shapes.tolist()}
+        epoch = plan[0].num_batches
+        dev_loss = make_dev_loss(config, model, text.dev, trainer, stop)
+
+        def evaluate(params: object, step: int) -> dict[str, float]:
+            scores = dev_loss(params, step)
+            compiled.append((step, len(compilations(caplog))))
+            if step == 2 * epoch:
+                stop.number = signal.SIGTERM
+            return scores
+
+        with jax.log_compiles():
+            trainer.train([Evaluation(epoch, evaluate)], stop)
+    (first, count), (second, same) = compiled
+    assert (first, second) == (epoch, 2 * epoch)
+    assert len(shapes) == 2
+    assert len(shapes) <= count <= 3 * len(shapes) + 20
+    assert same == count
 
 
 def frozen(run: Path) -> dict[str, bytes]:
@@ -564,6 +739,7 @@ def test_a_run_does_not_go_on_as_another_one(
     change: Callable[[Path], dict[str, object]],
     words: list[str],
 ) -> None:
+    """D35."""
     train(tiny_config(tmp_path / "run", {"train.num_steps": 4, "data.test": ""}))
     changes = change(tmp_path)
     experiment = tiny_experiment(tmp_path, {"train.num_steps": 8, "data.test": "", **changes})

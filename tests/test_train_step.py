@@ -215,6 +215,7 @@ def test_dropout_differs_by_step_and_by_micro_batch_and_repeats_with_the_seed():
 
 
 def test_step_and_learning_rate_count_updates():
+    """D05, D07: not the parts of one."""
     config = small_config()
     for steps in (1, 12):
         state, metrics = run(config, builders.one_device(), BATCH, steps=steps, micro_batches=2)
@@ -225,6 +226,7 @@ def test_step_and_learning_rate_count_updates():
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_counted():
+    """D33."""
     config = small_config()
     mesh = builders.one_device()
     good, _ = run(config, mesh, BATCH, steps=2)
@@ -247,6 +249,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
 
 
 def test_eval_step_is_the_loss_without_dropout():
+    """D18: sums over any parts are those of the whole."""
     config = small_config(dropout_rate=0.5)
     params = builders.small_params(config)
     sums = make_eval_step(config, small_model(config))(params, BATCH)

@@ -204,6 +204,7 @@ def test_a_translation_at_the_limit_is_marked(model, tokenizer):
 
 
 def test_progress_is_told_and_may_stop_the_work(model, tokenizer):
+    """G09."""
     network, params = model
     translator = Translator(
         (network,),

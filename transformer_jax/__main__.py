@@ -1,6 +1,7 @@
 """The command line: `python -m transformer_jax COMMAND ...`, or `transformer-jax COMMAND ...`."""
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 1 for text on which training would be meaningless.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in a notebook they are others
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0

@@ -7,7 +7,10 @@ loading one executes nothing.
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +47,10 @@ class Progress:
     """Scores that were not better, in a row."""
     seconds: float = 0.0
     """Wall-clock time spent training, all sessions together."""
+
+
+class Unreadable(UserError):
+    """A checkpoint is damaged, or that of another model."""
 
 
 class Checkpoints:
@@ -83,24 +90,49 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, progress: Progress, replace: bool = False) -> None:
-        """Starts to write a checkpoint; the older ones of `progress.best` are kept."""
-        if replace:
-            self._manager.delete(step)
+        """Starts to write a checkpoint; the older ones of `progress.best` are kept.
+
+        Raises UserError where it, or the one before, cannot be written, as on a full disk.
+        """
         params, training = _split(state)
         self._best.steps = {step for _, step in progress.best}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                training=ocp.args.StandardSave(training),
-                progress=ocp.args.JsonSave(dataclasses.asdict(progress)),
-            ),
-            force=True,
-        )
+        with self._writing():
+            if replace:
+                self._manager.delete(step)
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(params),
+                    training=ocp.args.StandardSave(training),
+                    progress=ocp.args.JsonSave(dataclasses.asdict(progress)),
+                ),
+                force=True,
+            )
 
     def wait(self) -> None:
-        """Returns when the last save is complete; raises what went wrong with it."""
-        self._manager.wait_until_finished()
+        """Returns when the last save is complete. Raises UserError where it failed."""
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            reason = str(error).strip().split("\n")[0]
+            for unfinished in self.directory.glob("*.orbax-checkpoint-tmp"):
+                shutil.rmtree(unfinished, ignore_errors=True)  # room, where the disk is full
+            raise UserError(
+                f"{self.directory}: a checkpoint cannot be written ({reason}); those before it are "
+                "whole: make room, and the same command goes on from there"
+            ) from None
+
+    def set_aside(self, step: int) -> Path:
+        """Renames a checkpoint, so that it is none any more; gives back its new path."""
+        path = self.directory / f"unreadable-{step}-{secrets.token_hex(2)}"
+        (self.directory / str(step)).rename(path)
+        self._manager.reload()
+        return path
 
     def restore(self, step: int, state: TrainState) -> tuple[TrainState, Progress]:
         """The state and progress of a step; `state` gives shapes and shardings, not values."""
@@ -145,9 +177,11 @@ class Checkpoints:
             total = params if total is None else jax.tree.map(jax.numpy.add, total, params)
         return jax.tree.map(lambda x: x / np.float32(len(steps)), total)
 
-    def _unreadable(self, step: int, error: Exception) -> UserError:
+    def _unreadable(self, step: int, error: Exception) -> Unreadable:
         reason = str(error).strip().split("\n")[0]
-        return UserError(f"{self.directory / str(step)}: not a checkpoint of this model ({reason})")
+        return Unreadable(
+            f"{self.directory / str(step)}: not a checkpoint of this model ({reason})"
+        )
 
 
 class _KeepBest:

@@ -112,14 +112,17 @@ def prepare(
         stores = {}
         for split in ("train", "dev"):
             watched = [_watched(source, "tokens of") for source in sources[split]]
-            store = load_or_build(folder.absolute(), watched, tokenizers, config.data)
+            try:
+                store = load_or_build(folder.absolute(), watched, tokenizers, config.data)
+            except UserError as error:
+                raise UserError(f"data.{split}: {error}") from None
             if split in before and before[split]["fingerprint"] != store.fingerprint:
                 raise UserError(
                     f"{run.path}: data.{split} or the tokenizer is not what this run was begun "
                     "with; restore it, or give another --run-directory"
                 )
             stores[split] = {"directory": str(store.directory), "fingerprint": store.fingerprint}
-            _report(split, store, say)
+            _report(split, store, sources[split], say)
         if is_new:
             run.save_config(config)
             tokenizers.save(files)
@@ -165,8 +168,13 @@ def _take_tokenizers(
 
 
 def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
-    if config.data.test and not sum(source.count for source in sources["test"]):
-        raise UserError(f"data.test is {config.data.test!r}: no sentences to score")
+    for split, found in sources.items():
+        for source in found:
+            if source.count == 0:
+                raise UserError(f"data.{split}: {source.name} is empty: there is no pair to read")
+    for source in sources["test"]:  # what is wrong with it should be known before training
+        for _ in source.read():
+            pass
     for source in sources["train"]:
         if round(source.count * source.weight) == 0:
             raise UserError(
@@ -175,7 +183,16 @@ def _check(config: Config, sources: Mapping[str, Sequence[Pairs]]) -> None:
             )
 
 
-def _report(split: str, store: TokenStore, say: Callable[[str], None]) -> None:
+def _report(
+    split: str, store: TokenStore, sources: list[Pairs], say: Callable[[str], None]
+) -> None:
+    for source in sources:
+        if source.broken:
+            lines = "1 line" if source.broken == 1 else f"{source.broken} lines"
+            say(
+                f"{split}: {source.name}: {lines} with a lone CR or another control character, "
+                "read as a space"
+            )
     if len(store.reports) > 1:
         for name, report in store.reports:
             say(f"{split}: {name}: {'; '.join(report.lines())}")

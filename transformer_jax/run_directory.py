@@ -144,7 +144,7 @@ def _expanded(path: str) -> Path:
     expanded = os.path.expanduser(os.path.expandvars(path))
     if expanded.startswith("~") or "$" in expanded:
         raise UserError(f"{path}: no such user or environment variable")
-    return Path(expanded).absolute()
+    return Path(os.path.abspath(expanded))
 
 
 def flatten(config: Config) -> dict[str, object]:

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
-from transformer_jax.checkpoint import Checkpoints, Progress
+from transformer_jax.checkpoint import Checkpoints, Progress, Unreadable
 from transformer_jax.chips import model_flops
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import BatchShape, largest_shape, row_shapes
@@ -132,21 +132,39 @@ class Trainer:
         self.step = 0
         self.progress = Progress(corpus_fingerprint=store.fingerprint)
         self._saved_validation = 0
+        self._warnings: list[str] = []
         self._jitted = jit_train_step(config, model, shardings, self.mesh)
         self._compiled: dict[BatchShape, jax.stages.Compiled] = {}
 
     def resume(self) -> None:
         """Goes to the newest checkpoint; where there is none, writes one, to see that it works.
 
-        Raises UserError where the corpus or the tokenizer is not the one that the run was begun
-        with.
+        A damaged one is set aside for the one before it. Raises UserError where none is whole, and
+        where the corpus or the tokenizer is not the one that the run was begun with.
         """
         steps = self.checkpoints.steps()
         if not steps:
             self._save()
             self.checkpoints.wait()
             return
-        self.step = steps[-1]
+        damaged: dict[int, Unreadable] = {}
+        for step in reversed(steps):
+            try:
+                self._restore(step)
+                break
+            except Unreadable as error:
+                # Several processes would all have to find the same ones damaged.
+                if step == steps[0] or jax.process_count() > 1:
+                    raise
+                damaged[step] = error
+        for step, error in damaged.items():
+            path = self.checkpoints.set_aside(step)
+            self._warnings.append(
+                f"WARNING: {error}; going on from step {self.step}; the damaged one is now {path}"
+            )
+
+    def _restore(self, step: int) -> None:
+        self.step = step
         # Before the weights: another vocabulary would give them another shape.
         if self.checkpoints.progress(self.step).corpus_fingerprint != self.store.fingerprint:
             raise UserError(
@@ -173,13 +191,20 @@ class Trainer:
         per_update = [f"{side[plan.pairs].sum() / plan.num_batches:,.0f}" for side in lengths]
         memory = self.compile_largest().memory_analysis()
         gigabytes = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**30
+        training = f"steps {self.step:,} to {config.train.num_steps:,} in {self.run.path}"
+        if self._is_over():
+            training = (
+                f"already at step {self.step:,} of {config.train.num_steps:,} in {self.run.path}: "
+                "nothing is left to do; raise train.num_steps, or train.patience, to go on"
+            )
         return [
+            *self._warnings,
             f"model: {num_params:,} parameters, {config.model.dtype}",
             f"devices: {jax.device_count()} {jax.devices()[0].device_kind}, mesh {mesh}",
             f"data: {len(self.store):,} pairs, {plan.num_batches:,} updates an epoch of "
             f"{' source + '.join(per_update)} target tokens on average",
             f"memory: {gigabytes:.2f} GiB a device by the compiler's count",
-            f"training: steps {self.step:,} to {config.train.num_steps:,} in {self.run.path}",
+            f"training: {training}",
         ]
 
     def train(self, evaluations: list[Evaluation], stop: StopSignal) -> None:

@@ -32,7 +32,7 @@ from transformer_jax.data.corpus import build_store
 from transformer_jax.data.loader import PlannedBatches, Shard
 from transformer_jax.data.text import read_pairs
 from transformer_jax.data.token_store import TokenStore
-from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 
 Row = dict[str, Any]
 
@@ -82,15 +82,17 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Row]:
 def measure_store(options: argparse.Namespace, folder: Path) -> Row:
     config = DataConfig()
 
-    def tokenizer() -> Tokenizer:
+    def train() -> Tokenizers:
         sentences = chain.from_iterable(read_pairs(options.source, options.target))
-        return Tokenizer(train_tokenizer(sentences, TokenizerConfig(options.vocab_size)))
+        model = train_tokenizer(sentences, TokenizerConfig(vocab_size=options.vocab_size))
+        tokenizer = Tokenizer(model)
+        return Tokenizers(tokenizer, tokenizer)
 
-    train_seconds, trained = timed(tokenizer)
+    train_seconds, tokenizers = timed(train)
 
     def build() -> TokenStore:
         pairs = read_pairs(options.source, options.target)
-        return build_store(folder, [("text", pairs)], trained, config)
+        return build_store(folder, [("text", pairs)], tokenizers, config)
 
     seconds, store = timed(build)
     return {

@@ -38,6 +38,8 @@ class Pairs(NamedTuple):
     """Of its text, without this project's cleaning, or of what names it for ever."""
     read: Callable[[], Iterator[Pair]]
     """The cleaned (source, target) sentences, from the first one in every call."""
+    broken: int = 0
+    """Lines of its files that hold more than one by other rules; see `text.Scan`."""
 
 
 def open_sources(
@@ -121,7 +123,8 @@ def _files(source: Source, paths: list[tuple[Path, Path]]) -> Pairs:
 
 def _scanned(source: Source, scans: list[Scan], read: Callable[[], Iterator[Pair]]) -> Pairs:
     count, digest = sum(one.lines for one in scans), " ".join(one.digest for one in scans)
-    return Pairs(source.name, source.weight, count, digest, read)
+    broken = sum(one.broken for one in scans)
+    return Pairs(source.name, source.weight, count, digest, read, broken)
 
 
 def _find_files(config: DataConfig, name: str) -> list[tuple[Path, Path]]:
@@ -166,8 +169,8 @@ def _tsv(source: Source) -> Pairs:
                 )
             yield fields[columns[0] - 1], fields[columns[1] - 1]
 
-    lines, digest = scan(path)
-    return _scanned(source, [Scan(lines, f"{digest} {columns}")], read)
+    found = scan(path)
+    return _scanned(source, [found._replace(digest=f"{found.digest} {columns}")], read)
 
 
 def _tsv_columns(name: str) -> tuple[Path, tuple[int, int]]:

@@ -24,6 +24,9 @@ from transformer_jax.errors import UserError
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+# What other programs may take for the end of a line or of the text; tabs are none.
+_ASCII_BREAKS = bytes({*range(0x20), 0x7F} - set(b"\t\n"))
+_BREAKS = re.compile(b"[%b]|\xc2\x85|\xe2\x80[\xa8\xa9]" % re.escape(_ASCII_BREAKS))
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
 SUFFIXES = ("", *_MAGIC)
 """What the name of a file may end with, after its own ending."""
@@ -92,6 +95,8 @@ class Scan(NamedTuple):
     """How many `read_lines` gives."""
     digest: str
     """SHA-256 of its unpacked bytes, in hexadecimal."""
+    broken: int = 0
+    """Lines with a lone CR, or another control character or line separator but a tab, inside."""
 
 
 def scan(path: Path) -> Scan:
@@ -102,13 +107,24 @@ def scan(path: Path) -> Scan:
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path}: not a regular file, so its lines cannot be counted first")
-    count, last, content = 0, b"\n", hashlib.sha256()
+    count, broken, last, content = 0, 0, b"\n", hashlib.sha256()
     with _open_binary(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := file.read(_CHUNK_BYTES) + file.readline():  # whole lines
             count += chunk.count(b"\n")
+            broken += _count_broken(chunk)
             last = chunk[-1:]
             content.update(chunk)
-    return Scan(count if last == b"\n" else count + 1, content.hexdigest())
+    return Scan(count if last == b"\n" else count + 1, content.hexdigest(), broken)
+
+
+def _count_broken(lines: bytes) -> int:
+    lines = lines.replace(b"\r\n", b"\n").removesuffix(b"\r")
+    # Almost all text has none of them, and is to be told so without a look at every line.
+    if lines.translate(None, _ASCII_BREAKS) == lines and not (
+        b"\xc2\x85" in lines or b"\xe2\x80\xa8" in lines or b"\xe2\x80\xa9" in lines
+    ):
+        return 0
+    return sum(_BREAKS.search(line) is not None for line in lines.split(b"\n"))
 
 
 def scan_pairs(source_path: Path, target_path: Path) -> Scan:
@@ -119,7 +135,8 @@ def scan_pairs(source_path: Path, target_path: Path) -> Scan:
             f"{source_path} has {source.lines} lines but {target_path} has {target.lines}: "
             "line i of one must translate line i of the other"
         )
-    return Scan(source.lines, f"{source.digest} {target.digest}")
+    digest = f"{source.digest} {target.digest}"
+    return Scan(source.lines, digest, source.broken + target.broken)
 
 
 def read_pairs(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
