@@ -11,10 +11,10 @@ from transformer_jax import distributed
 from transformer_jax.commands.shared import is_watched
 from transformer_jax.config import DistributedConfig
 from transformer_jax.data.text import (
-    count_lines,
     fingerprint,
     read_lines,
     read_stream,
+    scan,
     write_lines,
     write_stream,
 )
@@ -37,7 +37,7 @@ def check_inputs(paths: Sequence[str], config: DistributedConfig) -> int | None:
     if len(paths) == 1 and not is_watched():
         return None
     files = [Path(path).expanduser() for path in paths if path != STANDARD]
-    counts = {file: count_lines(file) for file in files if file.is_file()}
+    counts = {file: scan(file).lines for file in files if file.is_file()}
     for file, count in counts.items():
         first = next(iter(counts))
         if count != counts[first]:
