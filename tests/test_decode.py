@@ -29,7 +29,7 @@ TOYS = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
     for path in sorted((Path(__file__).parent / "data" / "E_toy").glob("*.json"))
 }
-ALPHAS = (-0.5, 0.0, 0.6, 1.0, 2.0)
+ALPHAS = (-0.5, 0.0, 0.6, 2.0)
 VOCAB_SIZE, MAX_LENGTH = 5, 4
 NUM_ROWS = sum(VOCAB_SIZE**length for length in range(MAX_LENGTH))
 
@@ -424,7 +424,7 @@ def beam_table(table, limit, alpha, beam_size):
     return [*ended, *cut][:beam_size]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     tables(),
     st.integers(1, MAX_LENGTH),
@@ -591,18 +591,15 @@ def test_a_forced_prefix_leaves_the_hypotheses_that_begin_with_it(table, limit, 
     assert_same_ranking(found, expected)
 
 
-@settings(max_examples=15, deadline=None)
-@given(tables(), tables(), st.sampled_from([1, 3]))
-def test_an_ensemble_searches_the_mean_of_the_probabilities(first, second, beam_size):
+@functools.partial(jax.jit, static_argnames="beam_size")
+def search_ensemble(first, second, beam_size):
     shape = (1, beam_size)
     cache = {
         "prefixes": jnp.zeros((*shape, MAX_LENGTH), jnp.int32),
         "row": jnp.zeros(shape, jnp.int32),
     }
-    # A constant in all logits of a token changes no probability.
-    shifted = table_step_fn(np.exp(1.5) * second[None])
-    together = beam_search(
-        average([table_step_fn(first[None]), shifted]),
+    return beam_search(
+        average([table_step_fn(first[None]), table_step_fn(second[None])]),
         (cache, cache),
         jnp.array([MAX_LENGTH]),
         beam_size=beam_size,
@@ -610,5 +607,12 @@ def test_an_ensemble_searches_the_mean_of_the_probabilities(first, second, beam_
         max_length=MAX_LENGTH,
         special=SPECIAL,
     )
+
+
+@settings(max_examples=15, deadline=None)
+@given(tables(), tables(), st.sampled_from([1, 3]))
+def test_an_ensemble_searches_the_mean_of_the_probabilities(first, second, beam_size):
+    # A constant in all logits of a token changes no probability.
+    together = search_ensemble(first, np.exp(1.5) * second, beam_size)
     mean = search([(first + second) / 2], [MAX_LENGTH], beam_size, 0.6)
     assert_same_ranking(as_list(together), as_list(mean))
