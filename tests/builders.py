@@ -69,11 +69,14 @@ def corpus_tokenizer() -> Tokenizer:
 
 @functools.cache
 def decided_model() -> tuple[Transformer, Params]:
-    """Weights decided about what comes next, which end some sentences of `CORPUS` early."""
+    """Weights decided about what comes next, which end some sentences of `CORPUS` early.
+
+    They are on no device, and so fit any mesh.
+    """
     config, tokenizer = small_config(), corpus_tokenizer()
     model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
     state, _ = init_state(config, model, one_device())
-    return model, jax.tree.map(lambda x: 1.5 * x, state.params)
+    return model, jax.tree.map(lambda x: 1.5 * x, jax.device_get(state.params))
 
 
 def one_device() -> jax.sharding.Mesh:

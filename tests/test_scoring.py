@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from builders import CORPUS, random_pairs, small_config
 
-from transformer_jax.config import DecodeConfig
+from transformer_jax.config import DecodeConfig, TokenizerConfig
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.model.layers import sinusoid
 from transformer_jax.model.transformer import stack_layers
@@ -79,9 +80,8 @@ def test_scores_do_not_depend_on_batches_neighbours_or_devices():
     assert [score.pieces[-1] for score in together] == ["</s>"] * 4
     assert len(together[2].pieces) == 1  # a blank target is an end mark
     _, scorer = both_of(devices=2, config=DecodeConfig(tokens_per_batch=1))
-    params = jax.device_get(weights_of())
     for number, pair in enumerate(zip(sources, targets, strict=True)):
-        (alone,) = scorer.score(params, *([line] for line in pair))
+        (alone,) = scorer.score(weights_of(), *([line] for line in pair))
         assert alone.pieces == together[number].pieces
         np.testing.assert_allclose(alone.log_probs, together[number].log_probs, atol=1e-4)
         assert alone.log_prob == pytest.approx(sum(alone.log_probs))
@@ -191,3 +191,37 @@ def test_parts_of_a_long_source_are_aligned_each_with_its_own():
     assert alignment.weights.shape == (5, width + len(sources[1]) - 1)
     assert (alignment.weights[:3, width:] == 0).all() and (alignment.weights[3:, :width] == 0).all()
     assert (alignment.weights[:3, :width] > 0).all() and (alignment.weights[3:, width:] > 0).all()
+
+
+def test_each_side_has_a_tokenizer_of_its_own():
+    source = builders.corpus_tokenizer()
+    upper = [line.upper() for line in CORPUS]
+    target = Tokenizer(train_tokenizer(upper, TokenizerConfig(vocab_size=320)))
+    network, params = builders.decided_model()
+    matrix = params["embedding"]["embedding"]
+    own = params | {"embedding": params["embedding"] | {"source_embedding": matrix[::-1]}}
+    arguments = Tokenizers(source, target), CONFIG, builders.one_device()
+    models = (network.clone(shared=False),)
+    translator, scorer = Translator(models, *arguments), Scorer(models, *arguments)
+
+    (translation,) = translator.translate((own,), SOURCES[:1], prefixes=["DOG THE"])
+    best = translation.hypotheses[0]
+    (prefix,) = target.encode(["DOG THE"])
+    assert best.text.startswith("DOG THE") and best.tokens[0][: len(prefix)] == prefix
+    assert translation.sources == [source.encode(SOURCES[:1])[0] + [source.eos_id]]
+    pairs = [(translation.sources[0], best.tokens[0])]
+    ((_, batch),) = scorer._batches(pairs)
+    log_probs = scorer._call(scorer._log_probs, (own,), batch)[0, : len(best.tokens[0])]
+    assert log_probs.sum() == pytest.approx(best.log_prob, abs=1e-4)
+
+    (score,) = scorer.score((own,), SOURCES[:1], ["DOG THE"])
+    maps = scorer.attention((own,), SOURCES[0], "DOG THE")
+    assert score.pieces == maps.target_pieces == target.pieces([*prefix, target.eos_id])
+    assert maps.source_pieces == source.pieces(translation.sources[0])
+    # The sources are looked up in the matrix of the source.
+    ids = 319 - np.array(translation.sources[0])
+    _, shared = both_of()
+    ((_, batch),) = shared._batches([(ids.tolist(), [*prefix, target.eos_id])])
+    expected = shared._call(shared._weights, (params,), batch).cross
+    rows, columns = maps.cross.shape[2:]
+    np.testing.assert_allclose(maps.cross, expected[:, 0, :, :rows, :columns], atol=1e-5)

@@ -16,7 +16,6 @@ from transformer_jax.__main__ import main
 from transformer_jax.array_types import Params
 from transformer_jax.config import Config, DecodeConfig, TokenizerConfig
 from transformer_jax.data.text import read_lines
-from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
 from transformer_jax.loading import Choice, load
 from transformer_jax.prepare import load_prepared, prepare
@@ -70,7 +69,7 @@ def test_two_vocabularies_from_text_to_scores_with_a_break(
     config = TokenizerConfig(vocab_size=320)
     assert source.model_bytes == train_tokenizer(SOURCES, config)
     assert target.model_bytes == train_tokenizer(TARGETS, config)
-    store = TokenStore(run.tokens / "train")
+    store = load_prepared(run.load_config(), run).train
     for i in (0, 99, 299):
         assert source.decode([store.source(i)]) == [SOURCES[i]]
         assert target.decode([store.target(i)]) == [TARGETS[i]]
