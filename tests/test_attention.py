@@ -128,7 +128,9 @@ def gradients_of(config):
     return jax.value_and_grad(loss)
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm": "pre", "scan_layers": True, "remat": "full"}])
+@pytest.mark.parametrize(
+    "changes", [{"num_layers": 1}, {"norm": "pre", "scan_layers": True, "remat": "full"}]
+)
 def test_masks_mean_the_same_to_both(changes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of packed rows, padding, and a row of nothing else, in the float32 of the stand-in."""
     pairs = random_pairs(seed=3, count=6)

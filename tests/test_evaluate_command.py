@@ -295,6 +295,7 @@ def test_runs_of_other_languages_and_missing_checkpoints_are_told(
     other = with_seed(run, tmp_path, 1, data=dataclasses.replace(data, target_language="fr"))
     assert "different languages" in fails([str(run), str(other)], capsys)
     assert "no checkpoint 7; it has 2, 4" in fails([f"{run}@7"], capsys)
+    assert "leave out the option" in fails([str(run), f"{run}@2", "--step", "4"], capsys)
     assert f"{run}x:7: not a run's directory" in fails([f"{run}x:7"], capsys)
     reference = ["--references", str(F01 / "ref.txt")]
     assert "both --sources and --references" in fails([str(run), *reference], capsys)

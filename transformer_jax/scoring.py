@@ -78,7 +78,6 @@ class Scorer:
         params: tuple[Params, ...],
         sources: Sequence[str],
         targets: Sequence[str],
-        check: Callable[[int], None] = lambda done: None,
         *,
         first: int = 0,
     ) -> list[PairScore]:
@@ -90,14 +89,12 @@ class Scorer:
         pairs = self._encode(sources, targets, first)
         scores: dict[int, PairScore] = {}
         for numbers, batch in self._batches(pairs):
-            check(len(scores))
             found = self._call(self._log_probs, params, batch)
             for row, number in enumerate(numbers):
                 target = pairs[number][1]
                 log_probs = found[row, : len(target)].tolist()
                 pieces = self._tokenizers.target.pieces(target)
                 scores[number] = PairScore(sum(log_probs), pieces, log_probs)
-        check(len(scores))
         return [scores[number] for number in range(len(pairs))]
 
     def align(

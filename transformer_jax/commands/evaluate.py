@@ -153,6 +153,7 @@ def _check(systems: Sequence[System], options: EvaluateOptions) -> tuple[str, st
     configs = [system.config for system in systems if system.config]
     if configs and options.references and not options.sources:
         raise UserError("give both --sources and --references: a run translates the sources")
+    choose([system.name for system in systems if system.run], options.step, options.average_last)
     pairs = {(c.data.source_language, c.data.target_language) for c in configs} or {("", "")}
     if len(pairs) > 1:
         raise UserError(f"the runs are of different languages: {sorted(pairs)}")

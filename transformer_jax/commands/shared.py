@@ -47,10 +47,12 @@ def choose(runs: Sequence[str], step: str, average_last: int) -> list["Choice"]:
 
     choices = []
     for path, checkpoint in map(split_checkpoint, runs):
-        if checkpoint and (step, average_last) != ("newest", 1):
+        if not checkpoint:
+            choices.append(Choice(RunDirectory(path), step, average_last))
+        elif (step, average_last) == ("newest", 1):
+            choices.append(Choice.of(path, checkpoint))
+        else:
             raise UserError(f"{path}@{checkpoint} names a checkpoint: leave out the option for it")
-        given = Choice.of(path, checkpoint) if checkpoint else None
-        choices.append(given or Choice(RunDirectory(path), step, average_last))
     return choices
 
 

@@ -53,7 +53,7 @@ class Attention(nn.Module):
         bias: Float[Array, "#batch 1 #q k"],
         deterministic: bool,
     ) -> tuple[Float[Array, "batch q model"], Float[Array, "batch heads q k"] | None]:
-        """The output, and the weights before dropout; cuDNN, which has it, gives none.
+        """The output, and the weights before dropout; None where cuDNN computes, which gives none.
 
         The compiler drops weights that nobody reads.
         """
