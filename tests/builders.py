@@ -1,4 +1,6 @@
-"""Small models and batches that several tests need."""
+"""Small models, batches and a corpus that several tests need."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +8,28 @@ import numpy as np
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
-from transformer_jax.config import Config, DataConfig, LossConfig, ModelConfig, OptimizerConfig
-from transformer_jax.data.tokenizer import Tokenizer, Tokenizers
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TokenizerConfig,
+)
+from transformer_jax.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train_step import init_state
 
 VOCAB_SIZE = 24
 PAD, BOS, EOS = 0, 1, 2
+
+CORPUS = [
+    f"the {adjective} {noun} {verb} {place}"
+    for adjective in ("old", "young", "grey", "tired")
+    for noun in ("dog", "woman", "teacher", "bird")
+    for verb in ("sleeps", "waits", "sings", "reads")
+    for place in ("here", "in the garden", "under a tree", "by the river")
+]
 
 Pair = tuple[list[int], list[int]]
 
@@ -42,6 +59,24 @@ def small_params(config: Config) -> Params:
 def both(tokenizer: Tokenizer) -> Tokenizers:
     """One tokenizer for source and target."""
     return Tokenizers(tokenizer, tokenizer)
+
+
+@functools.cache
+def corpus_tokenizer() -> Tokenizer:
+    """Of `CORPUS`."""
+    return Tokenizer(train_tokenizer(CORPUS, TokenizerConfig(vocab_size=320)))
+
+
+@functools.cache
+def decided_model() -> tuple[Transformer, Params]:
+    """Weights decided about what comes next, which end some sentences of `CORPUS` early.
+
+    They are on no device, and so fit any mesh.
+    """
+    config, tokenizer = small_config(), corpus_tokenizer()
+    model = Transformer(config.model, tokenizer.vocab_size, tokenizer.bos_id)
+    state, _ = init_state(config, model, one_device())
+    return model, jax.tree.map(lambda x: 1.5 * x, jax.device_get(state.params))
 
 
 def one_device() -> jax.sharding.Mesh:

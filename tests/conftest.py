@@ -22,7 +22,10 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Types and shapes in the signatures of what computes on arrays are checked at every call.
-ARRAY_MODULES = "model sharding loss optimizer train_step checkpoint decode translate".split()
+ARRAY_MODULES = """
+model sharding loss optimizer train_step checkpoint
+decode decode_sampling translate alignment scoring
+""".split()
 jaxtyping.install_import_hook(
     [f"transformer_jax.{name}" for name in ARRAY_MODULES], "beartype.beartype"
 )

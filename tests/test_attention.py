@@ -128,7 +128,9 @@ def gradients_of(config):
     return jax.value_and_grad(loss)
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm": "pre", "scan_layers": True, "remat": "full"}])
+@pytest.mark.parametrize(
+    "changes", [{"num_layers": 1}, {"norm": "pre", "scan_layers": True, "remat": "full"}]
+)
 def test_masks_mean_the_same_to_both(changes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of packed rows, padding, and a row of nothing else, in the float32 of the stand-in."""
     pairs = random_pairs(seed=3, count=6)
@@ -188,6 +190,6 @@ def test_the_calls_are_partitioned_over_several_gpus() -> None:
 def test_the_beam_search_calls_cudnn_to_encode_alone() -> None:
     special = SpecialIds(builders.PAD, BOS, EOS)
     rows, limits = jax.ShapeDtypeStruct((4, 16), jnp.int32), jax.ShapeDtypeStruct((4, 1), jnp.int32)
-    arguments = abstract_params(MODEL, builders.one_device()), rows, rows, limits
-    program = program_for_a_gpu(partial(search, MODEL, DecodeConfig(), special), *arguments)
+    arguments = (abstract_params(MODEL, builders.one_device()),), rows, rows, limits
+    program = program_for_a_gpu(partial(search, (MODEL,), DecodeConfig(), special), *arguments)
     assert re.findall(r"__cudnn\$fmha\w+", program) == ["__cudnn$fmhaScaleBiasSoftmax"]

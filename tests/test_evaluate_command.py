@@ -13,15 +13,16 @@ import sacrebleu
 
 from transformer_jax.__main__ import main
 from transformer_jax.checkpoint import Checkpoints, Progress
-from transformer_jax.config import Config
+from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.data.text import read_lines, write_lines
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.experiment import to_json
+from transformer_jax.loading import Choice
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.prepare import prepare
 from transformer_jax.run_directory import RunDirectory
 from transformer_jax.train_step import init_state
-from transformer_jax.translate import Translation
+from transformer_jax.translate import Hypothesis, Translation
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -66,19 +67,20 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, list[str]]], No
     """Gives runs, by the name of their folder, the translations that they make."""
 
     def set_texts(texts: dict[str, list[str]]) -> None:
-        from transformer_jax.load import load
+        from transformer_jax.loading import load
 
         loaded = []
 
-        def load_noted(run: RunDirectory, *arguments: object) -> object:
-            loaded.append(run.path.name)
-            return load(run, *arguments)
+        def load_noted(choices: list[Choice], decode: DecodeConfig) -> object:
+            loaded.append(choices[0].run.path.name)
+            return load(choices, decode)
 
         def translate_lines(model: object, lines: list[str]) -> list[Translation]:
             assert len(lines) == len(texts[loaded[-1]])
-            return [Translation(text, -1.0, True) for text in texts[loaded[-1]]]
+            hypotheses = (Hypothesis(text, -1.0, -1.0, True, [[5]]) for text in texts[loaded[-1]])
+            return [Translation([hypothesis], True, [[5]]) for hypothesis in hypotheses]
 
-        monkeypatch.setattr("transformer_jax.load.load", load_noted)
+        monkeypatch.setattr("transformer_jax.loading.load", load_noted)
         monkeypatch.setattr("transformer_jax.commands.evaluate.translate_lines", translate_lines)
 
     return set_texts
@@ -214,7 +216,7 @@ def test_checkpoints_and_files_are_compared_and_runs_keep_their_results(
     says({"seed1": ["ein Satz"] * 29})
     file = tmp_path / "file.de"
     shutil.copy(DATA / "base/test.de", file)
-    systems = [f"{copy}:2", str(file), str(copy)]
+    systems = [f"{copy}@2", str(file), str(copy)]
     results, _ = results_of([*systems, "--paired", "bootstrap"], capsys)
     assert [result["system"] for result in results] == systems
     assert [result.get("checkpoint") for result in results] == ["step 2", None, "step 4"]
@@ -247,7 +249,7 @@ def test_runs_that_differ_in_their_seed_have_a_mean_and_a_deviation(
     assert spread["test_set"] == "test" and "tok:13a" in spread["signatures"]["BLEU"]
 
     # Neither checkpoints of one run nor runs of two experiments are seeds of one.
-    assert len(results_of([f"{runs[0]}:2", f"{runs[0]}:4"], capsys)[0]) == 2
+    assert len(results_of([f"{runs[0]}@2", f"{runs[0]}@4"], capsys)[0]) == 2
     model = dataclasses.replace(RunDirectory(runs[0]).load_config().model, dropout_rate=0.3)
     texts["seed7"] = references
     other = with_seed(run, tmp_path, 7, model=model)
@@ -292,7 +294,8 @@ def test_runs_of_other_languages_and_missing_checkpoints_are_told(
     data = RunDirectory(str(run)).load_config().data
     other = with_seed(run, tmp_path, 1, data=dataclasses.replace(data, target_language="fr"))
     assert "different languages" in fails([str(run), str(other)], capsys)
-    assert "no checkpoint 7; it has 2, 4" in fails([f"{run}:7"], capsys)
+    assert "no checkpoint 7; it has 2, 4" in fails([f"{run}@7"], capsys)
+    assert "leave out the option" in fails([str(run), f"{run}@2", "--step", "4"], capsys)
     assert f"{run}x:7: not a run's directory" in fails([f"{run}x:7"], capsys)
     reference = ["--references", str(F01 / "ref.txt")]
     assert "both --sources and --references" in fails([str(run), *reference], capsys)

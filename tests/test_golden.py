@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.load import load
+from transformer_jax.loading import Choice, load
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.presets import PRESETS
 from transformer_jax.run_directory import RunDirectory
@@ -38,7 +38,7 @@ def test_the_command_line_translates_as_it_did(run_cli: Callable[..., object]) -
 
 def test_the_scores_are_what_they_were() -> None:
     run = RunDirectory(str(GOLDEN / "run"))
-    model = load(run, run.load_config().decode)
+    model = load([Choice(run)], run.load_config().decode)
     translations = model.translator.translate(model.params, SOURCES)
     np.testing.assert_allclose(
         [translation.score for translation in translations],

@@ -35,11 +35,13 @@ ORDER = [
     ["train_step"],
     ["checkpoint"],
     ["run_directory", "metrics"],
-    ["decode"],
-    ["translate", "moses", "evaluate", "comet", "significance", "test_sets"],
-    ["prepare", "load"],
+    ["decode", "decode_sampling"],
+    ["translate", "alignment", "scoring"],
+    ["moses", "evaluate", "comet", "significance", "test_sets"],
+    ["prepare", "loading"],
     ["train", "compile"],
-    ["commands.shared", "commands.evaluate", "commands.train", "commands.translate"],
+    ["commands.shared", "commands.evaluate", "commands.train"],
+    ["commands.streams", "commands.translate", "commands.score"],
     ["commands.compile", "commands.inspect"],
     ["__main__"],
 ]
@@ -110,7 +112,10 @@ def test_imports_go_one_way(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FILES if name not in MODULES])
 def test_packages_import_nothing(name: str) -> None:
     """What is imported with any of a package's modules is imported always."""
-    assert list(imports(source_of(name), name)) == []
+    later = ("def ", "if TYPE_CHECKING:")
+    statements = map(ast.unparse, ast.parse(source_of(name)).body)
+    at_once = "\n".join(text for text in statements if not text.startswith(later))
+    assert set(imports(at_once, name)) <= {"typing.TYPE_CHECKING"}
 
 
 def test_imports_of_every_form_are_seen() -> None:
@@ -123,7 +128,7 @@ from . import loader
 from .. import decode
 from ..model.layers import dense
 if TYPE_CHECKING:
-    from transformer_jax import load
+    from transformer_jax import loading
 def f():
     from transformer_jax.metrics import MetricsLog
     class A:
@@ -137,7 +142,7 @@ def f():
         "data.loader",
         "decode",
         "model.layers",
-        "load",
+        "loading",
         "metrics",
         "loss",
     }
@@ -226,7 +231,9 @@ def test_the_command_line_starts_without_jax(stand_ins: Path) -> None:
     assert not imported & {"jax", "flax", "tensorflow", "torch"}
 
 
-@pytest.mark.parametrize("command", ["", "train", "translate", "evaluate", "inspect", "compile"])
+@pytest.mark.parametrize(
+    "command", ["", "train", "translate", "score", "evaluate", "inspect", "compile"]
+)
 def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
     program = f"""
 from transformer_jax.__main__ import main

@@ -32,10 +32,10 @@ from transformer_jax.commands.shared import translate_lines
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
-from transformer_jax.load import LoadedModel, load
+from transformer_jax.loading import Choice, LoadedModel, load
 from transformer_jax.prepare import prepare
 from transformer_jax.run_directory import RunDirectory
-from transformer_jax.translate import Translation
+from transformer_jax.translate import Hypothesis, Translation
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -249,7 +249,7 @@ def test_text_that_has_gone_bad_leaves_a_run_as_it_was(
     for language in ("en", "de"):
         (text / f"valid.{language}").write_bytes(b"")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert "the corpus is empty" in fails(["train", experiment], capsys)
+    assert "valid is empty" in fails(["train", experiment], capsys)
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert after == before
 
@@ -392,7 +392,7 @@ def test_a_run_that_does_not_exist(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tarin"], ["no command 'tarin'", "train, translate, evaluate"]),
+        (["tarin"], ["no command 'tarin'", "train, translate, score, evaluate"]),
         (["train"], ["usage", "train EXPERIMENT"]),
         (["translate", "--step", "3"], ["usage", "translate RUN"]),
     ],
@@ -627,12 +627,14 @@ def test_what_was_cut_and_what_is_empty_is_counted(capsys: pytest.CaptureFixture
     """E06, E12: a blank line is no empty translation."""
 
     class Translator:
-        def translate(self, params: object, lines: list[str], check: object) -> list[Translation]:
+        def translate(self, *arguments: object, **options: object) -> list[Translation]:
             texts = ["", "ein Hund", "", "noch einer"]
-            finished = [True, False, True, True]
-            return [Translation(*both) for both in zip(texts, (0.0,) * 4, finished, strict=True)]
+            return [
+                Translation([Hypothesis(text, 0.0, 0.0, True, [[5]])], finished, [[5]])
+                for text, finished in zip(texts, (True, False, True, True), strict=True)
+            ]
 
-    model = LoadedModel(Config(), None, Translator(), "step 1", 0.0)
+    model = LoadedModel(Config(), (), Translator(), None, "step 1", 0.0)
     translate_lines(model, ["", "a dog", "a cat", "another"])
     err = capsys.readouterr().err
     assert "1 of 4 translations reached the longest length allowed" in err
@@ -854,7 +856,8 @@ def named(tree: object) -> dict[str, np.ndarray]:
 
 def test_the_average_is_the_mean_of_the_weights(trained: tuple[Path, str]) -> None:
     run, _ = trained
-    loaded = named(load(RunDirectory(str(run)), DecodeConfig(), average_last=3).params)
+    choice = Choice(RunDirectory(str(run)), average_last=3)
+    loaded = named(load([choice], DecodeConfig()).params[0])
     parts = [weights(run, step) for step in (300, 450, 600)]
     assert loaded.keys() == parts[0].keys()
     for name, array in loaded.items():
@@ -872,10 +875,10 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(trained: tuple[Path,
         if "BLEU" in line
     }
     best = max(scores, key=lambda step: (scores[step], -step))
-    loaded = load(RunDirectory(str(run)), DecodeConfig(), "best")
+    loaded = load([Choice(RunDirectory(str(run)), "best")], DecodeConfig())
     assert loaded.checkpoint == f"step {best}"
     expected = weights(run, best)
-    for name, array in named(loaded.params).items():
+    for name, array in named(loaded.params[0]).items():
         np.testing.assert_array_equal(array, expected[name])
 
 
@@ -885,7 +888,7 @@ def test_a_run_without_scores_has_no_best_checkpoint(
     changes = {"train.num_steps": 2, "data.test": ""}
     assert main(["train", tiny_experiment(tmp_path, changes)]) == 0
     with pytest.raises(UserError, match="no checkpoint has been scored"):
-        load(RunDirectory(str(tmp_path / "run")), DecodeConfig(), "best")
+        load([Choice(RunDirectory(str(tmp_path / "run")), "best")], DecodeConfig())
 
 
 def test_experiment_files_are_read_as_they_are_written(

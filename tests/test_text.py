@@ -22,6 +22,7 @@ from transformer_jax.data.text import (
     scan,
     scan_pairs,
     write_lines,
+    write_stream,
 )
 from transformer_jax.errors import UserError
 
@@ -277,6 +278,15 @@ def test_write_lines_is_whole_or_not_at_all(tmp_path: Path) -> None:
         write_lines(path, ["new", "a\nb"])
     assert path.read_bytes() == b"old\n"
     assert os.listdir(tmp_path) == ["out.de"]
+
+
+def test_a_stream_gets_a_block_or_nothing_of_it() -> None:
+    stream = io.BytesIO()
+    write_stream(stream, ["grün", ""])
+    assert stream.getvalue() == "grün\n\n".encode()
+    with pytest.raises(ValueError, match="line 2"):
+        write_stream(stream, ["new", "a\nb"])
+    assert stream.getvalue() == "grün\n\n".encode()
 
 
 def test_write_lines_to_a_place_that_cannot_be_written(tmp_path: Path) -> None:

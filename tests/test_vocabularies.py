@@ -16,9 +16,8 @@ from transformer_jax.__main__ import main
 from transformer_jax.array_types import Params
 from transformer_jax.config import Config, DecodeConfig, TokenizerConfig
 from transformer_jax.data.text import read_lines
-from transformer_jax.data.token_store import TokenStore
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
-from transformer_jax.load import load
+from transformer_jax.loading import Choice, load
 from transformer_jax.prepare import load_prepared, prepare
 from transformer_jax.run_directory import RunDirectory
 
@@ -36,7 +35,7 @@ SEPARATE = {
 
 
 def weights(run: RunDirectory, step: int) -> Params:
-    return load(run, DecodeConfig(), step=str(step)).params
+    return load([Choice(run, str(step))], DecodeConfig()).params[0]
 
 
 def translate(run: Path, text: str, capsysbinary: pytest.CaptureFixture[bytes]) -> str:
@@ -70,7 +69,7 @@ def test_two_vocabularies_from_text_to_scores_with_a_break(
     config = TokenizerConfig(vocab_size=320)
     assert source.model_bytes == train_tokenizer(SOURCES, config)
     assert target.model_bytes == train_tokenizer(TARGETS, config)
-    store = TokenStore(run.tokens / "train")
+    store = load_prepared(run.load_config(), run).train
     for i in (0, 99, 299):
         assert source.decode([store.source(i)]) == [SOURCES[i]]
         assert target.decode([store.target(i)]) == [TARGETS[i]]

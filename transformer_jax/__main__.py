@@ -11,12 +11,13 @@ from transformer_jax.errors import UserError
 
 # A command is imported when it runs, and imports what it needs then: `--help` should not wait for
 # JAX.
-COMMANDS = ("train", "translate", "evaluate", "inspect", "compile")
+COMMANDS = ("train", "translate", "score", "evaluate", "inspect", "compile")
 
 USAGE = """usage: transformer-jax COMMAND ...
 
   train EXPERIMENT [--section.field VALUE ...]   train, or go on with, an experiment file
-  translate RUN [options]                        translate lines of text
+  translate RUN [RUN ...] [options]              translate lines of text; several runs together
+  score RUN [RUN ...] [options]                  log-probability of given translations
   evaluate RUN [RUN ...] [options]               translate a test set, score it, compare runs
   inspect EXPERIMENT [--json] [--html FILE]      what is in the text, before training on it
   compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there

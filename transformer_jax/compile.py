@@ -222,10 +222,10 @@ def trace_decode(config: Config, mesh: Mesh) -> Work:
     def rows_of(tokens: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, tokens), jnp.int32, sharding=where)
 
-    jitted = jax.jit(partial(search, model, config.decode, SPECIAL))
+    jitted = jax.jit(partial(search, (model,), config.decode, SPECIAL))
     arguments = rows_of(length), rows_of(length), rows_of(1)
     return Work(
-        traced=jitted.trace(abstract_params(model, mesh), *arguments),
+        traced=jitted.trace((abstract_params(model, mesh),), *arguments),
         rows=rows,
         length=length,
         tokens=rows * length,

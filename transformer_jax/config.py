@@ -266,12 +266,38 @@ class DecodeConfig:
     """Longest source translated at once, in tokens with its end mark; longer ones go in parts."""
     tokens_per_batch: int = 4_096
     """Source tokens, padding included, translated at once."""
+    block_lines: int = 10_000
+    """Lines that are read, sorted by length, translated and written before the next are read."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "beam_size", "max_extra_length", "tokens_per_batch")
+        check_least(self, 1, "beam_size", "max_extra_length", "tokens_per_batch", "block_lines")
         check_least(self, 0, "length_penalty", "min_length")
         check_least(self, 2, "max_source_length")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Translations drawn at random instead of searched for."""
+
+    temperature: float = 0.0
+    """Divisor of the logits before a token is drawn; 0 is beam search."""
+    top_k: int = 0
+    """Draw from this many likeliest tokens; 0 is all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens that have this share of the probability."""
+    seed: int = 0
+    """Seed of the draws; a sentence's are those of its line, whatever is translated beside it."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, "top_k")
+        valid = self.temperature == 0 or self.temperature >= 1e-3
+        check(self, valid, "temperature", "0 (beam search) or from 0.001 on")
+        check(self, 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        check(self, 0 <= self.seed < 2**31, "seed", "from 0 to 2147483647")
+        unused = self.temperature == 0 and (self.top_k or self.top_p < 1 or self.seed)
+        check(self, not unused, "temperature", "above 0 where top_k, top_p or seed is given")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The caller gives a function that scores the next token, and jits the whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,27 @@ StepFn = Callable[
 any float type. What the beams of a sentence share (the keys and values of the cross-attention)
 belongs in the function's closure, not in the cache, whose leaves are reordered at every step.
 """
+
+
+def average(step_fns: Sequence[StepFn]) -> StepFn:
+    """The step function of an ensemble: the log of the mean probability of each token.
+
+    Its cache is the tuple of those of the members, which share a vocabulary.
+    """
+
+    def step(tokens, position, caches):
+        outputs = [f(tokens, position, c) for f, c in zip(step_fns, caches, strict=True)]
+        return mean_logits([logits for logits, _ in outputs]), tuple(c for _, c in outputs)
+
+    return step
+
+
+def mean_logits(logits: Sequence[Float[Array, "*rows vocab"]]) -> Float[Array, "*rows vocab"]:
+    """Logits of the mean of n distributions, log((p_1 + ... + p_n) / n); of one, its own."""
+    if len(logits) == 1:
+        return logits[0]
+    log_probs = [jax.nn.log_softmax(each.astype(jnp.float32)) for each in logits]
+    return jax.nn.logsumexp(jnp.stack(log_probs), axis=0) - jnp.log(float(len(logits)))
 
 
 class SpecialIds(NamedTuple):
@@ -84,6 +105,7 @@ def beam_search(
     special: SpecialIds,
     min_length: int = 0,
     num_certain: int | None = None,
+    forced: Int[Array, "batch prefix"] | None = None,
 ) -> SearchResult:
     """The best translations of a batch of sentences that beam search finds (section 6.1).
 
@@ -100,6 +122,8 @@ def beam_search(
         short for that are cut.
       num_certain: how many of the first hypotheses must be final before the search may stop; the
         others are then the best found so far. All `beam_size` by default.
+      forced: tokens that every hypothesis of a sentence begins with, then padding; their
+        log-probabilities count like those of any token.
       special: all but the end mark are never chosen; the end mark ends a hypothesis.
 
     Returns:
@@ -126,14 +150,17 @@ def beam_search(
     num_certain = beam_size if num_certain is None else num_certain
     _check(cache, limits.shape[0], beam_size, max_length, num_certain)
     limits = jnp.minimum(limits, max_length)
+    forced = forced_to_length(forced, limits.shape[0], max_length, special.pad)
 
     def step(state: BeamState) -> BeamState:
         last = jnp.where(
             state.index == 0, special.bos, state.tokens[:, :, jnp.maximum(state.index - 1, 0)]
         )
         logits, new_cache = step_fn(last, state.index, state.cache)
-        may_end = state.index >= min_length
-        tokens, log_probs, ended_log_probs, parents = _expand(state, logits, may_end, special)
+        allowed = allowed_tokens(
+            state.index, forced, special, vocab_size=logits.shape[2], min_length=min_length
+        )
+        tokens, log_probs, ended_log_probs, parents = _expand(state, logits, allowed, special.eos)
         index = state.index + 1
         finished = _update_finished(state, ended_log_probs, special.eos, alpha)
         tokens, log_probs, finished = _keep_where(
@@ -187,8 +214,8 @@ def _initial_state(
 def _expand(
     state: BeamState,
     logits: Float[Array, "batch beam vocab"],
-    may_end: Bool[Array, ""],
-    special: SpecialIds,
+    allowed: Bool[Array, "batch vocab"],
+    eos: int,
 ) -> tuple[
     Int32[Array, "batch beam length"],
     Float32[Array, "batch beam"],
@@ -200,20 +227,19 @@ def _expand(
     Third of the four, the log-probability with which each of the old hypotheses ends.
     """
     batch_size, beam_size, vocab_size = logits.shape
-    control = [token for token in special if token is not None]
-    if not all(0 <= token < vocab_size for token in control):
-        raise ValueError(f"{special} does not fit a vocabulary of {vocab_size}")
     logits = logits.astype(jnp.float32)
     # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
     log_norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    end_logits = jnp.where(may_end, logits[:, :, special.eos], -jnp.inf)
+    may_end = allowed[:, None, eos]
+    end_logits = jnp.where(may_end, logits[:, :, eos], -jnp.inf)
     ended_log_probs = state.log_probs + (end_logits - log_norm[:, :, 0])
 
     # A hypothesis has at most beam_size children among the survivors, so the vocabulary is
     # searched once per beam; no empty slot can displace a real one, as -inf ranks last.
     num_children = min(beam_size, vocab_size)
-    continues = ~jnp.isin(jnp.arange(vocab_size), jnp.array(control))
-    logits, children = jax.lax.top_k(jnp.where(continues, logits, -jnp.inf), num_children)
+    continues = allowed & (jnp.arange(vocab_size) != eos)
+    logits = jnp.where(continues[:, None], logits, -jnp.inf)
+    logits, children = jax.lax.top_k(logits, num_children)
     candidates = state.log_probs[:, :, None] + (logits - log_norm)
 
     log_probs, choice = jax.lax.top_k(candidates.reshape(batch_size, -1), beam_size)
@@ -226,6 +252,35 @@ def _expand(
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
         ended_log_probs = jnp.where(ends, ended_log_probs, -jnp.inf)
     return tokens, log_probs, ended_log_probs, parents
+
+
+def forced_to_length(
+    forced: Int[Array, "batch prefix"] | None, batch: int, length: int, pad: int
+) -> Int32[Array, "batch length"]:
+    """Forced prefixes, none where there are none, with padding up to the longest hypothesis."""
+    free = jnp.full((batch, length), pad, jnp.int32)
+    return free if forced is None else free.at[:, : forced.shape[1]].set(forced[:, :length])
+
+
+def allowed_tokens(
+    index: Int[Array, ""],
+    forced: Int32[Array, "batch length"],
+    special: SpecialIds,
+    *,
+    vocab_size: int,
+    min_length: int,
+) -> Bool[Array, "batch vocab"]:
+    """The tokens that may stand at `index`: the forced one, else all but the control ids.
+
+    The end mark may from `min_length` on. Raises ValueError for ids beyond the vocabulary.
+    """
+    control = [token for token in special if token is not None]
+    if not all(0 <= token < vocab_size for token in control):
+        raise ValueError(f"{special} does not fit a vocabulary of {vocab_size}")
+    token = jnp.arange(vocab_size)
+    free = ~jnp.isin(token, jnp.array(control)) | ((token == special.eos) & (index >= min_length))
+    now = forced[:, index, None]
+    return jnp.where(now == special.pad, free, token == now)
 
 
 def _update_finished(

@@ -253,14 +253,14 @@ def beam_search(sizes: Sizes, device: jax.Device) -> Row:
     batch = random_batch(sizes.vocab_size, sizes.sentences, length, filled=lengths)
     arrays = batch["inputs"], (batch["inputs_segments"] > 0).astype(np.int32), lengths[:, None]
     decode = DecodeConfig(beam_size=4, min_length=max(sizes.steps))
-    jitted = jax.jit(partial(search, model, decode, SPECIAL))
+    jitted = jax.jit(partial(search, (model,), decode, SPECIAL))
     arguments = [sharding.spread(np.asarray(array, np.int32), mesh) for array in arrays]
     seconds = []
     with jax.set_mesh(mesh):
-        result = jax.block_until_ready(jitted(params, *arguments))
+        result = jax.block_until_ready(jitted((params,), *arguments))
         for _ in range(sizes.rounds):
             start = time.perf_counter()
-            jax.block_until_ready(jitted(params, *arguments))
+            jax.block_until_ready(jitted((params,), *arguments))
             seconds.append(time.perf_counter() - start)
     tokens = (np.asarray(result.tokens)[:, 0] != SPECIAL.pad).sum(axis=1)
     return {

@@ -244,10 +244,10 @@ def both_searches(model, num_beams, length=30):
     )
     config = DecodeConfig(beam_size=num_beams, length_penalty=0.0, max_extra_length=length)
     ours = jax.jit(search, static_argnums=(0, 1, 2))(
-        network,
+        (network,),
         config,
         SpecialIds(PAD, BOS, EOS, UNK),
-        params,
+        (params,),
         batch["inputs"],
         batch["inputs_segments"],
         jnp.full((64, 1), length, jnp.int32),

@@ -4,11 +4,17 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from transformer_jax.commands.shared import parse, say, split_first, translate_lines
+from transformer_jax.commands.shared import (
+    choose,
+    parse,
+    say,
+    split_checkpoint,
+    split_runs,
+    translate_lines,
+)
 from transformer_jax.config import Config, DecodeConfig, DistributedConfig
 from transformer_jax.errors import UserError
 from transformer_jax.run_directory import RunDirectory, differences
@@ -26,8 +32,9 @@ MetricName = Literal["BLEU", "paper_BLEU", "chrF", "TER", "COMET"]
 class EvaluateOptions:
     """Scores translations of a test set, by default the one of the first run.
 
-    What is scored is a run, a checkpoint of it as RUN:STEP, or a file of translations; several are
-    compared. Where they are runs of one experiment with several seeds, that is their mean.
+    What is scored is a run, a checkpoint of it as RUN@CHECKPOINT (newest, best, a step, or
+    average:N), or a file of translations; several are compared. Where they are runs of one
+    experiment with several seeds, that is their mean.
     """
 
     test_set: str = ""
@@ -63,7 +70,6 @@ class System(NamedTuple):
     run: RunDirectory | None = None
     """None for a file of translations."""
     config: Config | None = None
-    step: str = ""
 
 
 class Output(NamedTuple):
@@ -76,12 +82,11 @@ class Output(NamedTuple):
 
 def run(arguments: list[str]) -> int:
     """Scores the translations of a test set; see `EvaluateOptions`."""
-    first, rest = split_first(arguments, "evaluate RUN [RUN or FILE ...]")
-    more = list(takewhile(lambda argument: not argument.startswith("-"), rest)) if first else []
-    systems = [_find(name) for name in ([first] if first else []) + more]
+    names, rest = split_runs(arguments, "evaluate RUN [RUN or FILE ...]")
+    systems = [_find(name) for name in names if name]
     config = _first_config(systems)
     default = EvaluateOptions(decode=config.decode if config else DecodeConfig())
-    options = parse("evaluate", default, rest[len(more) :])
+    options = parse("evaluate", default, rest)
 
     from transformer_jax.distributed import join
 
@@ -94,11 +99,8 @@ def _find(name: str) -> System:
     path = Path(name).expanduser()
     if path.exists() and not path.is_dir():
         return System(name)
-    place, _, step = name.rpartition(":")
-    if not (place and RunDirectory(place).path.is_dir()):
-        place, step = name, ""
-    run = RunDirectory(place)
-    return System(name, run, run.load_config(), step)
+    run = RunDirectory(split_checkpoint(name)[0])
+    return System(name, run, run.load_config())
 
 
 def _first_config(systems: Sequence[System]) -> Config | None:
@@ -151,6 +153,7 @@ def _check(systems: Sequence[System], options: EvaluateOptions) -> tuple[str, st
     configs = [system.config for system in systems if system.config]
     if configs and options.references and not options.sources:
         raise UserError("give both --sources and --references: a run translates the sources")
+    choose([system.name for system in systems if system.run], options.step, options.average_last)
     pairs = {(c.data.source_language, c.data.target_language) for c in configs} or {("", "")}
     if len(pairs) > 1:
         raise UserError(f"the runs are of different languages: {sorted(pairs)}")
@@ -201,12 +204,11 @@ def _read(system: System, options: EvaluateOptions, target_language: str) -> Out
 def _translate(system: System, options: EvaluateOptions, test_set: "TestSet") -> Output:
     from transformer_jax.data.text import write_lines
     from transformer_jax.distributed import check_agreement, on_first
-    from transformer_jax.load import load
+    from transformer_jax.loading import load
 
     run, config, decode = system.run, system.config, options.decode
     assert run is not None and config is not None
-    step, average_last = (system.step, 1) if system.step else (options.step, options.average_last)
-    model = load(run, decode, step, average_last)
+    model = load(choose([system.name], options.step, options.average_last), decode)
     check_agreement({"the checkpoint": model.checkpoint})
     start = time.monotonic()
     translations = translate_lines(model, test_set.sources)

@@ -1,7 +1,9 @@
 """What the commands share: their arguments, and what they say while they work."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from transformer_jax.config import Config
@@ -9,7 +11,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from transformer_jax.load import LoadedModel
+    from transformer_jax.loading import Choice, LoadedModel
+    from transformer_jax.translate import Translation
 
 Options = TypeVar("Options")
 
@@ -21,6 +24,36 @@ def split_first(arguments: list[str], usage: str) -> tuple[str, list[str]]:
     if not arguments or arguments[0].startswith("-"):
         raise UserError(f"usage: transformer-jax {usage} [options]; the path comes first")
     return arguments[0], arguments[1:]
+
+
+def split_runs(arguments: list[str], usage: str) -> tuple[list[str], list[str]]:
+    """The arguments before the first option, which are runs, and the options."""
+    first, rest = split_first(arguments, usage)
+    end = next((i for i, text in enumerate(rest) if text.startswith("-")), len(rest))
+    return [first, *rest[:end]], rest[end:]
+
+
+def split_checkpoint(run: str) -> tuple[str, str]:
+    """`runs/x@best` as path and checkpoint; that is empty without an @, or where all is a path."""
+    path, at, checkpoint = run.rpartition("@")
+    if not at or os.sep in checkpoint or os.path.exists(os.path.expanduser(run)):
+        return run, ""
+    return path, checkpoint
+
+
+def choose(runs: Sequence[str], step: str, average_last: int) -> list["Choice"]:
+    """Which weights are meant by runs, some with a checkpoint of their own, and two options."""
+    from transformer_jax.loading import Choice
+
+    choices = []
+    for path, checkpoint in map(split_checkpoint, runs):
+        if not checkpoint:
+            choices.append(Choice(RunDirectory(path), step, average_last))
+        elif (step, average_last) == ("newest", 1):
+            choices.append(Choice.of(path, checkpoint))
+        else:
+            raise UserError(f"{path}@{checkpoint} names a checkpoint: leave out the option for it")
+    return choices
 
 
 def parse(command: str, default: Options, arguments: list[str]) -> Options:
@@ -43,27 +76,53 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def translate_lines(model: "LoadedModel", lines: Sequence[str]) -> list:
-    """Translates with a progress bar where a person looks, and reports what was cut."""
-    from tqdm.auto import tqdm
-
+def is_watched() -> bool:
+    """Whether a person looks at what this process says."""
     from transformer_jax.distributed import is_first
 
-    watched = is_first() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-    with tqdm(total=len(lines), unit="line", disable=not watched) as bar:
-        translations = model.translator.translate(
-            model.params, lines, lambda done: bar.update(done - bar.n) and None
-        )
-    for number, translation in enumerate(translations, start=1):
-        if translation.parts > 1:
-            say(f"line {number} is long: it was translated in {translation.parts} parts")
-    cut = sum(not translation.finished for translation in translations)
+    return is_first() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+
+def translate_lines(model: "LoadedModel", lines: Sequence[str]) -> list["Translation"]:
+    """`translate_blocks` of all lines at once."""
+    blocks = [(lines, [""] * len(lines))]
+    return list(chain.from_iterable(translate_blocks(model, blocks, total=len(lines))))
+
+
+def translate_blocks(
+    model: "LoadedModel",
+    blocks: Iterable[tuple[Sequence[str], Sequence[str]]],
+    total: int | None,
+    **options: object,
+) -> Iterator[list["Translation"]]:
+    """Translates (lines, their prefixes) block by block, and reports what was cut or is empty.
+
+    A progress bar shows where a person looks, out of `total` lines where that is known.
+    """
+    from tqdm.auto import tqdm
+
+    first = cut = empty = 0
+    with tqdm(total=total, unit="line", disable=not is_watched()) as bar:
+
+        def check(done: int) -> None:
+            bar.update(first + done - bar.n)
+
+        for lines, prefixes in blocks:
+            translations = model.translator.translate(
+                model.params, lines, check, prefixes=prefixes, first=first, **options
+            )
+            for number, translation in enumerate(translations, start=first + 1):
+                if len(translation.sources) > 1:
+                    parts = len(translation.sources)
+                    say(f"line {number} is long: it was translated in {parts} parts")
+            cut += sum(not translation.finished for translation in translations)
+            empty += sum(
+                bool(line.strip()) and not translation.text.strip()
+                for line, translation in zip(lines, translations, strict=True)
+            )
+            first += len(lines)
+            yield translations
     if cut:
-        say(f"{cut} of {len(lines)} translations reached the longest length allowed")
-    empty = sum(
-        bool(line.strip()) and not translation.text.strip()
-        for line, translation in zip(lines, translations, strict=True)
-    )
+        say(f"{cut} of {first} translations reached the longest length allowed")
     if empty:
-        say(f"{empty} of {len(lines)} translations are empty, though their sources are not")
-    return translations
+        say(f"{empty} of {first} translations are empty, though their sources are not")

@@ -85,7 +85,7 @@ def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
     from transformer_jax.evaluate import make_metrics, scores
     from transformer_jax.translate import Translator
 
-    translator = Translator(model, text.tokenizers, config.decode, trainer.mesh)
+    translator = Translator((model,), text.tokenizers, config.decode, trainer.mesh)
     sources, references = zip(*text.dev_pairs, strict=True)
     metrics = make_metrics(config.data.target_language, ["BLEU"])
     if config.train.dev_bleu_interval:
@@ -93,7 +93,7 @@ def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
         say(f"BLEU while training: {signature}")
 
     def evaluate_bleu(params, step: int) -> dict[str, float]:
-        translations = translator.translate(params, sources, lambda done: stop.check())
+        translations = translator.translate((params,), sources, lambda done: stop.check())
         hypotheses = [translation.text for translation in translations]
         return {
             "BLEU": scores(metrics, hypotheses, {"dev": references})["BLEU"].score,

@@ -170,11 +170,25 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     count = 0
     with atomic_writer(path) as file:
         for line in lines:
-            if "\n" in line:
-                raise ValueError(f"line {count + 1} for {path} holds a line feed: {line!r}")
-            file.write(line.encode("utf-8") + b"\n")
             count += 1
+            file.write(_encoded(line, count, path))
     return count
+
+
+def write_stream(stream: BinaryIO, lines: Iterable[str]) -> None:
+    """Writes one line per string to an open stream, such as standard output, and flushes it.
+
+    Raises ValueError as `write_lines` does, before anything is written.
+    """
+    encoded = [_encoded(line, number, "a stream") for number, line in enumerate(lines, start=1)]
+    stream.write(b"".join(encoded))
+    stream.flush()
+
+
+def _encoded(line: str, number: int, name: object) -> bytes:
+    if "\n" in line:
+        raise ValueError(f"line {number} for {name} holds a line feed: {line!r}")
+    return line.encode("utf-8") + b"\n"
 
 
 @contextmanager

@@ -217,6 +217,10 @@ class Tokenizer:
         # Byte pieces can spell a line feed, which must not become a line of a file.
         return [clean_line(text) for text in texts]
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The piece of each id as the model file writes it: U+2581 for a space, `<0x0A>` a byte."""
+        return self._processor.id_to_piece(ids)
+
 
 @dataclass(frozen=True)
 class Tokenizers:

@@ -52,20 +52,25 @@ class Attention(nn.Module):
         keys_values: KeysValues,
         bias: Float[Array, "#batch 1 #q k"],
         deterministic: bool,
-    ) -> Float[Array, "batch q model"]:
+    ) -> tuple[Float[Array, "batch q model"], Float[Array, "batch heads q k"] | None]:
+        """The output, and the weights before dropout; None where cuDNN computes, which gives none.
+
+        The compiler drops weights that nobody reads.
+        """
         config = self.config
         queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
         if use_cudnn(config, bias.shape[2], bias.shape[3]):
-            heads = _attend_by_cudnn(queries, keys_values, bias)
+            heads, weights = _attend_by_cudnn(queries, keys_values, bias), None
         else:
             scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
-            weights, totals = exp_and_sum(scores.astype(jnp.float32) + bias, config.dtype)
-            weights = Dropout(config.attention_dropout_rate)(weights, deterministic)
-            heads = jnp.einsum("bhqk,bkhd->bqhd", weights, keys_values.values)
+            exps, totals = exp_and_sum(scores.astype(jnp.float32) + bias, config.dtype)
+            weights = exps / totals[..., None]
+            kept = Dropout(config.attention_dropout_rate)(exps, deterministic)
+            heads = jnp.einsum("bhqk,bkhd->bqhd", kept, keys_values.values)
             heads = (heads / totals.swapaxes(1, 2)[..., None]).astype(config.dtype)
         axes = ("heads", "head_dim", "model")
         options = {"use_bias": config.attention_bias, "name": "output"}
-        return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads)
+        return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads), weights
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -1,6 +1,7 @@
 """What the encoder and the decoder are made of, attention apart."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -216,7 +217,7 @@ class Residual(nn.Module):
     """A residual connection around a sub-layer, with normalisation and dropout.
 
     Post-norm is the paper's LayerNorm(x + Dropout(Sublayer(x))) (section 3.1); pre-norm is
-    x + Dropout(Sublayer(LayerNorm(x))).
+    x + Dropout(Sublayer(LayerNorm(x))). What a sub-layer gives beside its output is handed on.
     """
 
     config: ModelConfig
@@ -225,11 +226,11 @@ class Residual(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch len model"],
-        sublayer: Callable[[jax.Array], jax.Array],
+        sublayer: Callable[[jax.Array], tuple[jax.Array, Any]],
         deterministic: bool,
-    ) -> Float[Array, "batch len model"]:
+    ) -> tuple[Float[Array, "batch len model"], Any]:
         norm = layer_norm(self.config)
         dropout = Dropout(self.config.dropout_rate)
-        y = sublayer(norm(x) if self.config.norm == "pre" else x)
+        y, beside = sublayer(norm(x) if self.config.norm == "pre" else x)
         y = x + dropout(constrain(y, "batch", None, "model"), deterministic)
-        return y if self.config.norm == "pre" else norm(y)
+        return (y if self.config.norm == "pre" else norm(y)), beside

@@ -1,5 +1,6 @@
 """The encoder-decoder Transformer (figure 1)."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -28,26 +29,49 @@ Cache = tuple[KeysValues, ...]
 """Of each decoder layer's attention to the target; [batch, beam, length, heads, head_dim]."""
 
 
+class AttentionWeights(NamedTuple):
+    """How much each position attends to each, head by head; the weights of a query sum to 1.
+
+    The query at target position t sees the tokens before t, and predicts token t.
+    """
+
+    encoder: Float[Array, "layers batch heads src src"]
+    decoder: Float[Array, "layers batch heads tgt tgt"]
+    cross: Float[Array, "layers batch heads tgt src"]
+
+
 class EncoderLayer(nn.Module):
     config: ModelConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        config = self.config
+        self.self_keys_values = ProjectKeysValues(config)
+        self.self_attention = Attention(config)
+        self.self_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.ff_residual = Residual(config)
+
     def __call__(
         self,
         x: Float[Array, "batch src model"],
         bias: Float[Array, "batch 1 src src"],
         deterministic: bool,
     ) -> Float[Array, "batch src model"]:
-        config = self.config
-        project = ProjectKeysValues(config, name="self_keys_values")
-        attention = Attention(config, name="self_attention")
-        feed_forward = FeedForward(config, name="feed_forward")
-        x = Residual(config, name="self_residual")(
-            x, lambda y: attention(y, project(y), bias, deterministic), deterministic
-        )
-        return Residual(config, name="ff_residual")(
-            x, lambda y: feed_forward(y, deterministic), deterministic
-        )
+        return self.with_weights(x, bias, deterministic)[0]
+
+    def with_weights(
+        self,
+        x: Float[Array, "batch src model"],
+        bias: Float[Array, "batch 1 src src"],
+        deterministic: bool,
+    ) -> tuple[Float[Array, "batch src model"], Float[Array, "batch heads src src"] | None]:
+        """The output, and the weights of the attention."""
+
+        def attend(y):
+            return self.self_attention(y, self.self_keys_values(y), bias, deterministic)
+
+        x, weights = self.self_residual(x, attend, deterministic)
+        return _feed_forward(self, x, deterministic), weights
 
 
 class DecoderLayer(nn.Module):
@@ -76,12 +100,30 @@ class DecoderLayer(nn.Module):
         cross_bias: Float[Array, "batch 1 tgt src"],
         deterministic: bool,
     ) -> Float[Array, "batch tgt model"]:
+        return self.with_weights(x, encoded, self_bias, cross_bias, deterministic)[0]
+
+    def with_weights(
+        self,
+        x: Float[Array, "batch tgt model"],
+        encoded: Float[Array, "batch src model"],
+        self_bias: Float[Array, "batch 1 tgt tgt"],
+        cross_bias: Float[Array, "batch 1 tgt src"],
+        deterministic: bool,
+    ) -> tuple[
+        Float[Array, "batch tgt model"],
+        tuple[
+            Float[Array, "batch heads tgt tgt"] | None, Float[Array, "batch heads tgt src"] | None
+        ],
+    ]:
+        """The output, and the weights of the attention to the target and to the source."""
+
         def attend(y):
             return self.self_attention(y, self.self_keys_values(y), self_bias, deterministic)
 
-        x = self.self_residual(x, attend, deterministic)
+        x, self_weights = self.self_residual(x, attend, deterministic)
         memory = self.project_memory(encoded)
-        return self._after_self_attention(x, memory, cross_bias, deterministic)
+        x, cross_weights = self._after_self_attention(x, memory, cross_bias, deterministic)
+        return x, (self_weights, cross_weights)
 
     def step(
         self,
@@ -99,24 +141,29 @@ class DecoderLayer(nn.Module):
 
         past = KeysValues(fold(cache.keys), fold(cache.values))
         allowed = jnp.arange(past.keys.shape[1]) <= index
-        updated = past
 
         def attend(y):
-            nonlocal updated
             y = fold(y)[:, None]
             updated = insert(past, self.self_keys_values(y), index)
-            out = self.self_attention(y, updated, masks.to_bias(allowed[None, None]), True)
-            return out.reshape(batch, beam, -1)
+            out, _ = self.self_attention(y, updated, masks.to_bias(allowed[None, None]), True)
+            return out.reshape(batch, beam, -1), updated
 
-        x = self.self_residual(x, attend, True)
+        x, updated = self.self_residual(x, attend, True)
         cache = KeysValues(*(y.reshape(batch, beam, *y.shape[1:]) for y in updated))
-        return self._after_self_attention(x, memory, cross_bias, True), cache
+        return self._after_self_attention(x, memory, cross_bias, True)[0], cache
 
     def _after_self_attention(self, x, memory, cross_bias, deterministic):
-        x = self.cross_residual(
+        x, weights = self.cross_residual(
             x, lambda y: self.cross_attention(y, memory, cross_bias, deterministic), deterministic
         )
-        return self.ff_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
+        return _feed_forward(self, x, deterministic), weights
+
+
+def _feed_forward(layer: EncoderLayer | DecoderLayer, x: jax.Array, deterministic: bool):
+    def apply(y):
+        return layer.feed_forward(y, deterministic), None
+
+    return layer.ff_residual(x, apply, deterministic)[0]
 
 
 class Transformer(nn.Module):
@@ -154,15 +201,11 @@ class Transformer(nn.Module):
 
     def decode(self, batch: Batch, deterministic: bool = True) -> Float[Array, "batch tgt model"]:
         """The decoder's output, of which `logits` makes logits (section 3.1)."""
-        segments = batch["targets_segments"]
         encoded = self.encode(
             batch["inputs"], batch["inputs_positions"], batch["inputs_segments"], deterministic
         )
-        self_bias = masks.to_bias(masks.causal_same_segment(segments))
-        cross_bias = masks.to_bias(masks.same_segment(segments, batch["inputs_segments"]))
-        shifted = shift_right(batch["targets"], batch["targets_positions"], self.bos_id)
-        x = self.embedding(shifted, batch["targets_positions"], deterministic)
-        x = self._stack(self.decoder_layers, x, encoded, self_bias, cross_bias, deterministic)
+        x, *biases = self._embed_target(batch, deterministic)
+        x = self._stack(self.decoder_layers, x, encoded, *biases, deterministic)
         return self.decoder_norm(x) if self.config.norm == "pre" else x
 
     def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
@@ -173,10 +216,42 @@ class Transformer(nn.Module):
         self, inputs: Sources, positions: Sources, segments: Sources, deterministic: bool = True
     ) -> Float[Array, "batch src model"]:
         """The encoder's output (section 3.1)."""
-        bias = masks.to_bias(masks.same_segment(segments, segments))
-        x = self.embedding(inputs, positions, deterministic, of_source=True)
+        x, bias = self._embed_source(inputs, positions, segments, deterministic)
         x = self._stack(self.encoder_layers, x, bias, deterministic)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
+
+    def attention_weights(self, batch: Batch) -> AttentionWeights:
+        """The weights of every attention in the forward pass of `__call__` without dropout.
+
+        For a model of `unrolled` whose `config.attention` is "xla".
+        """
+        x, bias = self._embed_source(
+            batch["inputs"], batch["inputs_positions"], batch["inputs_segments"], True
+        )
+        encoder, decoder = [], []
+        for layer in self.encoder_layers:
+            x, weights = layer.with_weights(x, bias, True)
+            encoder.append(weights)
+        encoded = self.encoder_norm(x) if self.config.norm == "pre" else x
+        x, *biases = self._embed_target(batch, True)
+        for layer in self.decoder_layers:
+            x, weights = layer.with_weights(x, encoded, *biases, True)
+            decoder.append(weights)
+        self_weights, cross_weights = zip(*decoder, strict=True)
+        return AttentionWeights(*map(jnp.stack, (encoder, self_weights, cross_weights)))
+
+    def _embed_source(self, inputs, positions, segments, deterministic):
+        bias = masks.to_bias(masks.same_segment(segments, segments))
+        return self.embedding(inputs, positions, deterministic, of_source=True), bias
+
+    def _embed_target(self, batch: Batch, deterministic: bool):
+        segments, positions = batch["targets_segments"], batch["targets_positions"]
+        shifted = shift_right(batch["targets"], positions, self.bos_id)
+        return (
+            self.embedding(shifted, positions, deterministic),
+            masks.to_bias(masks.causal_same_segment(segments)),
+            masks.to_bias(masks.same_segment(segments, batch["inputs_segments"])),
+        )
 
     def remember(self, inputs: Sources, segments: Sources) -> Memory:
         """Encodes sentences, one a row, and projects all that decoding needs of them."""
@@ -244,6 +319,13 @@ def unstack_layers(params: Params) -> Params:
         for i in range(len(jax.tree.leaves(params[stack])[0])):
             separate[f"{stack}_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[stack])
     return separate
+
+
+def unrolled(model: Transformer, params: Params) -> tuple[Transformer, Params]:
+    """The same function with layers one by one, as decoding needs them."""
+    if not model.config.scan_layers:
+        return model, params
+    return model.clone(config=replace(model.config, scan_layers=False)), unstack_layers(params)
 
 
 def _num_layers(params: Params, stack: str) -> int:
