@@ -5,7 +5,7 @@ Command    python -m transformer_jax train experiments/en_de_mixed.py --data.dir
            the same with --sources DIR/dev/tatoeba.dev.en --references DIR/dev/tatoeba.dev.de
 Needs      DIR with train/NAME.en.xz and .de.xz of the names below, and dev/newstest2013 and
            dev/newstest2014 (3,003 lines) as .en and .de
-Score      see experiments/README.md
+Score      none yet: not trained for the two hours
 Hardware   2 cores, no accelerator, for two hours; about three passes over the text
 
 Captions, everyday sentences and news come more often than their share, the Bible and what comes

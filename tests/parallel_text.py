@@ -5,21 +5,23 @@ import random
 from functools import cache
 from pathlib import Path
 
+from corpora import CORPORA
+
 from transformer_jax.data.cldr import build_corpus
 from transformer_jax.data.signals import Pair
 from transformer_jax.data.text import clean_line
 
-CORPORA = Path(__file__).parents[2] / "shared/data/en-de"
-"""Eleven English-German corpora, beside the project where they are there at all."""
+REAL_TEXT = Path(CORPORA) / "en-de"
+"""Eleven English-German corpora, where they are there at all."""
 
-REAL = sorted({path.name.split(".")[0] for path in CORPORA.glob("train/*.xz")})
+REAL = sorted({path.name.split(".")[0] for path in REAL_TEXT.glob("train/*.xz")})
 
 
 def read_real(name: str, size: int) -> list[Pair]:
     """`size` successive pairs of one of the corpora, from its middle; all where it has fewer."""
     sides = []
     for language in ("en", "de"):
-        text = lzma.open(CORPORA / f"train/{name}.{language}.xz").read().decode().split("\n")[:-1]
+        text = lzma.open(REAL_TEXT / f"train/{name}.{language}.xz").read().decode().split("\n")[:-1]
         start = max(0, (len(text) - size) // 2)
         sides.append(map(clean_line, text[start : start + size]))
     return list(zip(*sides, strict=True))

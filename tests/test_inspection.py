@@ -11,7 +11,7 @@ import pytest
 from builders import both
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parallel_text import CORPORA, REAL, built_in, read_real, shift, shuffle, swap
+from parallel_text import REAL, REAL_TEXT, built_in, read_real, shift, shuffle, swap
 
 from transformer_jax.config import DataConfig, TokenizerConfig
 from transformer_jax.data import inspection
@@ -225,7 +225,7 @@ def test_good_text_is_let_through_and_spoilt_text_is_not(languages: tuple[str, s
 
 @pytest.mark.skipif(not REAL, reason="the corpora are not there")
 def test_real_text_is_let_through_and_one_spoilt_source_of_it_is_named() -> None:
-    dev = list(read_pairs(CORPORA / "dev/newstest2013.en", CORPORA / "dev/newstest2013.de"))
+    dev = list(read_pairs(REAL_TEXT / "dev/newstest2013.en", REAL_TEXT / "dev/newstest2013.de"))
     good = {name: read_real(name, 1_000) for name in REAL}
     config = DataConfig()
     assert find_reasons(inspect_corpus(good, {"dev": dev}, None, config)) == []

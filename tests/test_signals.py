@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import scipy.stats
-from parallel_text import CORPORA, REAL, built_in, read_real, shift, shuffle, swap
+from parallel_text import REAL, REAL_TEXT, built_in, read_real, shift, shuffle, swap
 
 from transformer_jax.data.inspection import LEAST_ADVANTAGE, LEAST_LANGUAGE
 from transformer_jax.data.signals import (
@@ -111,7 +111,7 @@ def test_language_of_built_in_text(languages: tuple[str, str]) -> None:
 @pytest.mark.skipif(not REAL, reason="the corpora are not there")
 @pytest.mark.parametrize("name", REAL)
 def test_language_of_real_text(name: str) -> None:
-    dev = list(read_pairs(CORPORA / "dev/newstest2013.en", CORPORA / "dev/newstest2013.de"))
+    dev = list(read_pairs(REAL_TEXT / "dev/newstest2013.en", REAL_TEXT / "dev/newstest2013.de"))
     pairs = read_real(name, 2_000)
     assert min(languages_of(pairs, dev)) > 0.2 > LEAST_LANGUAGE
     assert max(languages_of(swap(pairs), dev)) < -0.2 < LEAST_LANGUAGE
