@@ -13,7 +13,7 @@ from tarfile import TarError
 from typing import NamedTuple
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data.sources import read_split, split_of
+from transformer_jax.data.sources import Given, read_split, split_of
 from transformer_jax.data.text import fingerprint, read_lines
 from transformer_jax.errors import UserError
 
@@ -81,11 +81,11 @@ def _read(path: str) -> list[str]:
     return list(read_lines(Path(path).expanduser()))
 
 
-def read_own(data: DataConfig) -> TestSet:
+def read_own(data: DataConfig, given: Given | None = None) -> TestSet:
     """The test set of a run's configuration. Raises UserError as `sources.read_split` does."""
     if not data.test:
         raise UserError("this run has no test set: give --sources and --references, or --test-set")
-    pairs = list(read_split(data, "test"))
+    pairs = list(read_split(data, "test", given))
     (source,) = data.sources("test")
     name = Path(source.name).name
     if source.kind == "tfds":

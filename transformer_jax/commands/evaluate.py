@@ -22,6 +22,7 @@ from transformer_jax.run_directory import RunDirectory, differences
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
+    from transformer_jax.data.sources import Given
     from transformer_jax.evaluate import Score
     from transformer_jax.test_sets import TestSet
 
@@ -107,7 +108,9 @@ def _first_config(systems: Sequence[System]) -> Config | None:
     return next((system.config for system in systems if system.config), None)
 
 
-def evaluate_systems(systems: Sequence[System], options: EvaluateOptions) -> None:
+def evaluate_systems(
+    systems: Sequence[System], options: EvaluateOptions, given: "Given | None" = None
+) -> None:
     """Translates, scores, compares, tells, and keeps the results of each run in its directory."""
     from transformer_jax.distributed import check_agreement, is_first
     from transformer_jax.evaluate import check_lines, doubts, make_metrics
@@ -115,7 +118,7 @@ def evaluate_systems(systems: Sequence[System], options: EvaluateOptions) -> Non
     languages = _check(systems, options)
     names = [name for name in options.metrics if name != "COMET"] if options.metrics else None
     metrics = make_metrics(languages[1], names)
-    test_set = _read_test_set(systems, options, languages)
+    test_set = _read_test_set(systems, options, languages, given)
     if "COMET" in options.metrics and not (test_set.sources and len(test_set.references) == 1):
         raise UserError("COMET needs the sources and one reference")
     check_agreement({"the test set": test_set.fingerprint})
@@ -165,7 +168,10 @@ def _check(systems: Sequence[System], options: EvaluateOptions) -> tuple[str, st
 
 
 def _read_test_set(
-    systems: Sequence[System], options: EvaluateOptions, languages: tuple[str, str]
+    systems: Sequence[System],
+    options: EvaluateOptions,
+    languages: tuple[str, str],
+    given: "Given | None",
 ) -> "TestSet":
     from transformer_jax import test_sets
     from transformer_jax.distributed import on_first
@@ -185,9 +191,9 @@ def _read_test_set(
     if config is None:
         raise UserError("files of translations need --references, or --test-set")
     data = config.data
-    return test_sets.read_own(
-        replace(data, directory=options.directory) if options.directory else data
-    )
+    if options.directory:
+        data = replace(data, directory=options.directory)
+    return test_sets.read_own(data, given)
 
 
 def _read(system: System, options: EvaluateOptions, target_language: str) -> Output:

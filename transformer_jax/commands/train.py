@@ -10,13 +10,21 @@ from transformer_jax.experiment import load_experiment
 from transformer_jax.run_directory import RunDirectory, flatten
 
 if TYPE_CHECKING:
+    from transformer_jax.data.sources import Given
     from transformer_jax.prepare import Prepared
 
 
 def run(arguments: list[str]) -> int:
     """Trains an experiment, or goes on with it, and evaluates it at the end."""
     path, rest = split_first(arguments, "train EXPERIMENT")
-    config = parse("train", load_experiment(path) if path else Config(), rest)
+    return train(parse("train", load_experiment(path) if path else Config(), rest))
+
+
+def train(config: Config, given: "Given | None" = None) -> int:
+    """Trains, or goes on, and evaluates; returns the exit status.
+
+    `given` has the pairs of the sources `given:NAME`. Raises UserError for a user's mistake.
+    """
     run = RunDirectory(config.run_directory)
     run.check_same_experiment(config)
 
@@ -24,13 +32,13 @@ def run(arguments: list[str]) -> int:
     from transformer_jax.checkpoint import Checkpoints
     from transformer_jax.evaluate import make_metrics
     from transformer_jax.model.transformer import Transformer
-    from transformer_jax.train import Evaluation, StopSignal, Trainer, make_dev_loss
+    from transformer_jax.train import StopSignal, Trainer
 
     # A package that scores of the language need should be missed now, not when there are scores.
     if config.train.dev_bleu_interval or config.data.test:
         make_metrics(config.data.target_language)
     distributed.join(config.distributed)
-    text = _prepare(config, run)
+    text = _prepare(config, run, given)
     tokenizers = text.tokenizers
     model = Transformer(
         config.model, tokenizers.vocab_size, tokenizers.target.bos_id, tokenizers.shared
@@ -42,20 +50,7 @@ def run(arguments: list[str]) -> int:
         distributed.on_first(lambda: run.save_config(config))
         for line in trainer.summary():
             say(line)
-        with_bleu = config.train.dev_bleu_interval > 0
-        evaluations = [
-            Evaluation(
-                config.train.dev_loss_interval,
-                make_dev_loss(config, model, text.dev, trainer, stop),
-                score="" if with_bleu else "negative_loss",
-            ),
-            Evaluation(
-                config.train.dev_bleu_interval,
-                _make_dev_bleu(config, model, text, trainer, stop),
-                score="BLEU",
-            ),
-        ]
-        trainer.train(evaluations, stop)
+        trainer.train(_make_evaluations(config, model, text, trainer, stop), stop)
     say(f"saved step {trainer.step} in {run.checkpoints}")
     if stop.number:
         say("stopped by a signal; the same command goes on from here")
@@ -63,21 +58,40 @@ def run(arguments: list[str]) -> int:
     say(f"trained {trainer.step} updates in {trainer.progress.seconds / 60:.1f} minutes")
     if config.data.test:
         system = System(config.run_directory, run, config)
-        evaluate_systems([system], EvaluateOptions(decode=config.decode))
+        evaluate_systems([system], EvaluateOptions(decode=config.decode), given)
     return 0
 
 
-def _prepare(config: Config, run: RunDirectory) -> "Prepared":
+def _prepare(config: Config, run: RunDirectory, given: "Given | None") -> "Prepared":
     """The text of the run as tokens, made by the first process, the same in all."""
     from transformer_jax.distributed import check_agreement, everywhere, on_first
     from transformer_jax.prepare import load_prepared, prepare
 
     settings = flatten(config)
     check_agreement({n: v for n, v in settings.items() if not n.startswith("distributed.")})
-    on_first(lambda: prepare(config, run, say))
-    text = everywhere(lambda: load_prepared(config, run))
+    on_first(lambda: prepare(config, run, say, given))
+    text = everywhere(lambda: load_prepared(config, run, given))
     check_agreement(text.fingerprints())
     return text
+
+
+def _make_evaluations(config, model, text, trainer, stop) -> list:
+    """The loss and BLEU of the validation set, the latter ranking checkpoints where it is asked."""
+    from transformer_jax.train import Evaluation, make_dev_loss
+
+    with_bleu = config.train.dev_bleu_interval > 0
+    return [
+        Evaluation(
+            config.train.dev_loss_interval,
+            make_dev_loss(config, model, text.dev, trainer, stop),
+            score="" if with_bleu else "negative_loss",
+        ),
+        Evaluation(
+            config.train.dev_bleu_interval,
+            _make_dev_bleu(config, model, text, trainer, stop),
+            score="BLEU",
+        ),
+    ]
 
 
 def _make_dev_bleu(config, model, text, trainer, stop) -> Callable:
