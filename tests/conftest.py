@@ -39,6 +39,7 @@ TINY = {
     "data.dev": "valid",
     "data.max_length": 64,
     "data.tokens_per_update": 256,
+    "data.max_buckets": 4,
     "tokenizer.vocab_size": 320,
     "model.num_layers": 1,
     "model.d_model": 16,

@@ -16,6 +16,7 @@ CHANGES = {
     "data.target_language": "out",
     "data.dev": "dev",
     "data.test": "",
+    "data.inspection": "warn",  # a copy is what it would stop at
     "data.max_length": 32,
     "data.tokens_per_update": 1_024,
     # A piece for every byte, every letter and the space, and no room to merge letters.

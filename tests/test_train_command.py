@@ -31,5 +31,5 @@ def test_pairs_that_python_gives_are_trained_on_and_scored(
     assert (result["test_set"], result["sentences"]) == ("test", 5)
     with pytest.raises(UserError, match="given:mine: Python must give these pairs by name"):
         train(config)
-    with pytest.raises(UserError, match="is not what this run was begun with"):
+    with pytest.raises(UserError, match="is not what this run was begun"):
         train(config, given | {"mine": corpus["train"][1:301]})

@@ -120,8 +120,8 @@ def prepare(
                 raise UserError(f"data.{split}: {error}") from None
             if split in before and before[split]["fingerprint"] != store.fingerprint:
                 raise UserError(
-                    f"{run.path}: data.{split} or the tokenizer is not what this run was begun "
-                    "with; restore it, or give another --run-directory"
+                    f"{run.path}: the corpus of data.{split}, or the tokenizer, is not what this "
+                    "run was begun with; restore it, or give another --run-directory"
                 )
             stores[split] = {"directory": str(store.directory), "fingerprint": store.fingerprint}
             _report(split, store, sources[split], say)
