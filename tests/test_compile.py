@@ -223,6 +223,15 @@ def test_an_update_by_the_compiler_of_the_tpu(compile_cli: Callable) -> None:
 
 
 @needs_libtpu
+def test_axes_of_the_mesh_may_share_one_of_the_torus(compile_cli: Callable) -> None:
+    """16 x 4 on 8 x 8 chips, which jax.make_mesh refuses on this kind."""
+    mesh = "--mesh.data", "16", "--mesh.fsdp", "4"
+    status, numbers, text = compile_cli("--topology", "v6e:8x8", *mesh)
+    assert status == 0, text
+    assert numbers["mesh"] == {"data": 16, "fsdp": 4, "tensor": 1}
+
+
+@needs_libtpu
 def test_a_search_by_the_compiler_of_the_tpu(compile_cli: Callable) -> None:
     status, numbers, text = compile_cli("--topology", "v4:2x2x1", "--what", "decode")
     assert status == 0, text

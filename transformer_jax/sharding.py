@@ -6,6 +6,7 @@ from functools import cache
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.array_types import Batch
@@ -50,8 +51,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
             f"mesh.data {config.data} x mesh.fsdp {config.fsdp} x mesh.tensor {config.tensor} "
             f"does not make {num_devices} devices: change one, or give -1 to one of them"
         )
-    axis_types = (AxisType.Auto,) * 3
-    return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=axis_types, devices=devices)
+    # jax.make_mesh lets axes of the mesh share one of the torus only on some kinds of TPU.
+    laid_out = mesh_utils.create_device_mesh(
+        sizes, devices or jax.devices(), allow_split_physical_axes=True
+    )
+    return Mesh(laid_out, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
