@@ -59,7 +59,7 @@ def start_job(start_cli: Callable[..., subprocess.Popen], tmp_path: Path) -> Job
         process.kill()
 
 
-def wait_for(processes: list[subprocess.Popen], seconds: float = 150) -> list[int]:
+def wait_for(processes: list[subprocess.Popen], seconds: float = 400) -> list[int]:
     end = time.monotonic() + seconds
     return [process.wait(timeout=max(end - time.monotonic(), 1)) for process in processes]
 
