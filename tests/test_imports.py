@@ -21,7 +21,8 @@ PACKAGE = Path(transformer_jax.__file__).parent
 # Leftmost first: a module imports from groups before its own, and from its own what stands before
 # it. A new module gets its place here.
 ORDER = [
-    ["errors", "config_checks", "config_data", "config", "presets", "experiment", "array_types"],
+    ["errors", "console", "config_checks", "config_data", "config"],
+    ["presets", "experiment", "array_types"],
     ["distributed", "chips", "hlo"],
     ["data.text", "data.cldr", "data.tfds_source", "data.download", "data.multi30k"],
     ["data.sources", "data.tokenizer", "data.sampling", "data.token_store", "data.corpus"],
@@ -228,6 +229,11 @@ def stand_ins(tmp_path: Path) -> Path:
 def test_the_command_line_starts_without_jax(stand_ins: Path) -> None:
     imported = imported_by("import transformer_jax.__main__", stand_ins)
     assert "transformer_jax" in imported
+    assert not imported & {"jax", "flax", "tensorflow", "torch"}
+
+
+def test_text_is_looked_at_without_jax(stand_ins: Path) -> None:
+    imported = imported_by("import transformer_jax.prepare", stand_ins)
     assert not imported & {"jax", "flax", "tensorflow", "torch"}
 
 

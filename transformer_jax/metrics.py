@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from transformer_jax.chips import chip_of
 from transformer_jax.config import TrainConfig
+from transformer_jax.console import is_watched
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
@@ -65,7 +66,7 @@ class MetricsLog:
             str(directory / "tensorboard"), write_to_disk=self._reports
         )
         # Without a person at the terminal or in a notebook, lines of text take the bar's place.
-        self._watched = self._reports and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        self._watched = self._reports and is_watched()
         self._bar = tqdm(
             total=config.num_steps,
             initial=first_step,

@@ -1,16 +1,16 @@
 """What happens before step 1: the tokenizer and the token stores of a run."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.config import Config, TokenizerConfig
+from transformer_jax.console import is_watched
 from transformer_jax.data.corpus import load_or_build
 from transformer_jax.data.findings import Inspection
 from transformer_jax.data.inspection import inspect_corpus
-from transformer_jax.data.inspection_report import find_reasons, summarize
+from transformer_jax.data.inspection_report import find_reasons, show_pairs, summarize
 from transformer_jax.data.resampling import Resampling
 from transformer_jax.data.sources import Given, Pair, Pairs, open_sources, read_split
 from transformer_jax.data.text import fingerprint
@@ -194,8 +194,8 @@ def _say_direction(
 ) -> None:
     """The direction and two pairs, as the inspection tells them."""
     say(f"direction {config.data.source_language} -> {config.data.target_language}")
-    for source, target in islice(sources["train"][0].read(), 2):
-        say(f"  {source}\n    -> {target}")
+    for line in show_pairs(islice(sources["train"][0].read(), 2)):
+        say(line)
 
 
 def _report(
@@ -223,11 +223,10 @@ def _watched(source: Pairs, what: str) -> Pairs:
     """The source, with a progress bar where a person looks."""
     from tqdm.auto import tqdm
 
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
     options = {"total": source.count, "unit": " pairs", "unit_scale": True, "leave": False}
 
     def read() -> Iterator[Pair]:
         name = f"{what} {Path(source.name).name}"
-        return iter(tqdm(source.read(), desc=name, disable=not watched, **options))
+        return iter(tqdm(source.read(), desc=name, disable=not is_watched(), **options))
 
     return source._replace(read=read)

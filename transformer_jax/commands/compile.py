@@ -2,13 +2,12 @@
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from transformer_jax.commands.shared import parse, say, split_first
+from transformer_jax.commands.shared import parse, read_experiment, say
 from transformer_jax.config import Config, MeshConfig
 from transformer_jax.errors import UserError
-from transformer_jax.experiment import load_experiment
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,7 @@ class CompileOptions(Config):
 
 def run(arguments: list[str]) -> int:
     """Compiles an experiment for a topology; see `CompileOptions`."""
-    path, rest = split_first(arguments, "compile EXPERIMENT")
-    config = load_experiment(path) if path else Config()
-    default = CompileOptions(**{one.name: getattr(config, one.name) for one in fields(config)})
+    default, rest = read_experiment(CompileOptions, "compile", arguments)
     options = parse("compile", default, rest)
     if options.what == "decode":  # translate and evaluate split the rows, whatever training splits
         options = parse("compile", replace(default, mesh=MeshConfig()), rest)

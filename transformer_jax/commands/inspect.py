@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_jax.commands.shared import parse, say, split_first
+from transformer_jax.commands.shared import parse, read_experiment, say
 from transformer_jax.config import Config
 from transformer_jax.errors import UnfitCorpus, UserError
-from transformer_jax.experiment import load_experiment
 from transformer_jax.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ class InspectOptions(Config):
 
 def run(arguments: list[str]) -> int:
     """Inspects the text of an experiment; see `InspectOptions`."""
-    path, rest = split_first(arguments, "inspect EXPERIMENT")
-    config = load_experiment(path) if path else Config()
-    default = InspectOptions(**{one.name: getattr(config, one.name) for one in fields(config)})
+    default, rest = read_experiment(InspectOptions, "inspect", arguments)
     options = parse("inspect", default, rest)
 
     from transformer_jax.data.inspection_report import describe, find_reasons

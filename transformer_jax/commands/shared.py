@@ -3,11 +3,14 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from transformer_jax.config import Config
+from transformer_jax.console import is_watched
 from transformer_jax.errors import UserError
+from transformer_jax.experiment import load_experiment
 from transformer_jax.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from transformer_jax.translate import Translation
 
 Options = TypeVar("Options")
+Experiment = TypeVar("Experiment", bound=Config)
 
 
 def split_first(arguments: list[str], usage: str) -> tuple[str, list[str]]:
@@ -24,6 +28,15 @@ def split_first(arguments: list[str], usage: str) -> tuple[str, list[str]]:
     if not arguments or arguments[0].startswith("-"):
         raise UserError(f"usage: transformer-jax {usage} [options]; the path comes first")
     return arguments[0], arguments[1:]
+
+
+def read_experiment(
+    cls: type[Experiment], command: str, arguments: list[str]
+) -> tuple[Experiment, list[str]]:
+    """The first argument's experiment, as options of a command that extend it, and the rest."""
+    path, rest = split_first(arguments, f"{command} EXPERIMENT")
+    config = load_experiment(path) if path else Config()
+    return cls(**{one.name: getattr(config, one.name) for one in fields(config)}), rest
 
 
 def split_runs(arguments: list[str], usage: str) -> tuple[list[str], list[str]]:
@@ -76,11 +89,11 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def is_watched() -> bool:
-    """Whether a person looks at what this process says."""
+def shows_progress() -> bool:
+    """Whether this process is the one of the job that a person looks at."""
     from transformer_jax.distributed import is_first
 
-    return is_first() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    return is_first() and is_watched()
 
 
 def translate_lines(model: "LoadedModel", lines: Sequence[str]) -> list["Translation"]:
@@ -102,7 +115,7 @@ def translate_blocks(
     from tqdm.auto import tqdm
 
     first = cut = empty = 0
-    with tqdm(total=total, unit="line", disable=not is_watched()) as bar:
+    with tqdm(total=total, unit="line", disable=not shows_progress()) as bar:
 
         def check(done: int) -> None:
             bar.update(first + done - bar.n)

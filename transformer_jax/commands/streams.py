@@ -8,7 +8,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from transformer_jax import distributed
-from transformer_jax.commands.shared import is_watched
+from transformer_jax.commands.shared import shows_progress
 from transformer_jax.config import DistributedConfig
 from transformer_jax.data.text import (
     fingerprint,
@@ -34,7 +34,7 @@ def check_inputs(paths: Sequence[str], config: DistributedConfig) -> int | None:
         raise UserError("standard input can be read once only: give a file for the other")
     if config.enabled and STANDARD in paths:
         raise UserError("of several processes each must read the text: give files, not -")
-    if len(paths) == 1 and not is_watched():
+    if len(paths) == 1 and not shows_progress():
         return None
     files = [Path(path).expanduser() for path in paths if path != STANDARD]
     counts = {file: scan(file).lines for file in files if file.is_file()}

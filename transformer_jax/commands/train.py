@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from transformer_jax.commands.evaluate import EvaluateOptions, System, evaluate_systems
-from transformer_jax.commands.shared import parse, say, split_first
+from transformer_jax.commands.shared import parse, read_experiment, say
 from transformer_jax.config import Config
-from transformer_jax.experiment import load_experiment
 from transformer_jax.run_directory import RunDirectory, flatten
 
 if TYPE_CHECKING:
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> int:
     """Trains an experiment, or goes on with it, and evaluates it at the end."""
-    path, rest = split_first(arguments, "train EXPERIMENT")
-    return train(parse("train", load_experiment(path) if path else Config(), rest))
+    config, rest = read_experiment(Config, "train", arguments)
+    return train(parse("train", config, rest))
 
 
 def train(config: Config, given: "Given | None" = None) -> int:

@@ -1,6 +1,6 @@
 """What an inspection says: a table to read, what looks wrong, and what makes training pointless."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from transformer_jax.data.findings import Distribution, Inspection, Part
 
@@ -108,8 +108,7 @@ def summarize(found: Inspection) -> list[str]:
     """The direction with two pairs, and what looks wrong, to print before training."""
     arrow = f"{found.source_language} -> {found.target_language}"
     lines = [f"direction {arrow}"]
-    for number, (source, target) in enumerate(found.examples, start=1):
-        lines += [f"  pair {number}  {_shortened(source)}", f"     ->   {_shortened(target)}"]
+    lines += show_pairs(found.examples)
     part = found.overall
     alignments = [p.alignment for p in found.parts.values() if p.alignment is not None]
     aligned = f"{min(alignments):.2f}" if alignments else "not measured, too few lines"
@@ -118,6 +117,13 @@ def summarize(found: Inspection) -> list[str]:
         f"{part.empty} with a blank side; alignment {aligned}"
     )
     return lines + [f"WARNING: {warning}" for warning in find_warnings(found)]
+
+
+def show_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Sample pairs, each in two lines."""
+    for number, (source, target) in enumerate(pairs, start=1):
+        yield f"  pair {number}  {_shortened(source)}"
+        yield f"     ->   {_shortened(target)}"
 
 
 def describe(found: Inspection) -> list[str]:
@@ -134,9 +140,7 @@ def _head(found: Inspection) -> Iterator[str]:
         f"{found.source_language} -> {found.target_language}: {part.pairs} pairs from "
         f"{', '.join(found.parts)}"
     )
-    for number, (source, target) in enumerate(found.examples, start=1):
-        yield f"  pair {number}  {_shortened(source)}"
-        yield f"     ->   {_shortened(target)}"
+    yield from show_pairs(found.examples)
     yield f"* measured on a sample of {part.sampled} pairs; all else on every pair"
 
 

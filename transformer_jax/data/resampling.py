@@ -15,7 +15,6 @@ from pathlib import Path
 from transformer_jax.data.sampling import Sampler
 from transformer_jax.data.token_store import TokenStore, write_store
 from transformer_jax.data.tokenizer import Tokenizer, Tokenizers
-from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
 
 _CHUNK_PAIRS = 5_000
@@ -43,6 +42,8 @@ class Resampling:
         The first process of a job makes it, with all cores of its host where there are many pairs.
         Raises UserError as `token_store.write_store` and `sampling.Sampler` do.
         """
+        from transformer_jax.distributed import is_first  # JAX, which `inspect` need not wait for
+
         directory = self.folder / str(epoch)
         while not directory.exists():
             if is_first():

@@ -3,6 +3,7 @@
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -87,14 +88,20 @@ def _open(config: DataConfig, source: Source, given: Given) -> Pairs:
             count, digest, read = open_tfds(name, split, directory, languages)
             return Pairs(source.name, source.weight, count, digest, read)
         case "cldr":
-            from transformer_jax.data.cldr import build_corpus
-
-            corpus = build_corpus(*languages)
+            corpus = _built_in(*languages)
             if source.name not in corpus:
                 known = ", ".join(corpus)
                 raise UserError(f"cldr:{source.name}: the built-in corpus has {known}")
             return _in_memory(source, corpus[source.name])
     return _in_memory(source, _given(source.name, given))
+
+
+@cache
+def _built_in(source_language: str, target_language: str) -> dict[str, list[Pair]]:
+    """All its splits, made once: that takes most of a second."""
+    from transformer_jax.data.cldr import build_corpus
+
+    return build_corpus(source_language, target_language)
 
 
 def _tagged(pairs: Pairs, tag: str) -> Pairs:
