@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from builders import mesh_of, small_config, small_model
+from jax.experimental import multihost_utils
 
 from transformer_jax.checkpoint import Checkpoints, Progress, Unreadable
 from transformer_jax.config import CheckpointConfig
@@ -62,6 +63,22 @@ def test_weights_are_read_without_the_optimizer(saved: tuple[Path, object], tmp_
     with Checkpoints(copy) as checkpoints:
         params = checkpoints.restore_params(3, abstract_params(MODEL, builders.one_device()))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), state.params)
+
+
+def test_saving_does_not_ask_whether_all_processes_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX answers the question of one number alone; its numbers are the training loop's."""
+    asked = []
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", asked.append)
+    state, _ = init_state(CONFIG, MODEL, builders.one_device())
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(1, state, Progress())
+        checkpoints.wait()
+        checkpoints.save(1, state, Progress(), replace=True)
+        checkpoints.wait()
+        assert checkpoints.steps() == [1]
+    assert asked == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

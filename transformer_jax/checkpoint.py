@@ -73,7 +73,7 @@ class Checkpoints:
                 preservation_policy=policy, cleanup_tmp_directories=True
             )
         try:
-            self._manager = ocp.CheckpointManager(
+            self._manager = _Manager(
                 self.directory, options=options, item_names=("params", "training", "progress")
             )
         except OSError as error:
@@ -182,6 +182,18 @@ class Checkpoints:
         return Unreadable(
             f"{self.directory / str(step)}: not a checkpoint of this model ({reason})"
         )
+
+
+class _Manager(ocp.CheckpointManager):
+    """Leaves it to the training loop to ask JAX whether all processes stop here.
+
+    JAX tells it at the question of one agreed number: to Orbax's questions, numbered by step in
+    between, the answer would be lost, and the job went on for ever.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        del step
+        return False
 
 
 class _KeepBest:
