@@ -898,3 +898,36 @@ def test_experiment_files_are_read_as_they_are_written(
     path = tiny_experiment(tmp_path, changes)
     assert load_experiment(path) == tiny_config(tmp_path / "run", changes)
     assert load_experiment(path).data.train == ("train", "valid")
+
+
+@pytest.mark.parametrize("moment", ["gc.callbacks.append(stop)", "Freed()"])
+def test_sigint_is_heard_where_python_drops_what_is_raised(moment: str) -> None:
+    """As in a callback of the garbage collector, of which JAX has one, or in a destructor."""
+    script = f"""
+import gc, signal, sys
+import jax
+import transformer_jax.__main__ as program
+
+class Freed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def stop(*_):
+    signal.raise_signal(signal.SIGINT)
+
+class Command:
+    @staticmethod
+    def run(arguments):
+        print("a line", flush=True)
+        {moment}
+        gc.collect()
+        return 0
+
+program.importlib.import_module = lambda name: Command
+sys.argv = ["transformer-jax", "train"]
+program.program()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stdout == b"a line\n"
+    assert done.stderr == b"transformer-jax: interrupted\n"

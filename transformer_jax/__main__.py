@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from transformer_jax.errors import UserError
 
@@ -54,10 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"transformer-jax: {error.filename or ''}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def program() -> NoReturn:
+    """The process of a command line, which SIGINT ends with status 130 whenever it comes."""
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        sys.exit(main())
     except KeyboardInterrupt:
-        print("transformer-jax: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+        _leave()
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    if "jax" not in sys.modules:
+        raise KeyboardInterrupt  # what has begun to be written is taken back
+    # JAX loses an exception of its callback of the garbage collector, its threads crash when they
+    # find Python gone, and its modules are not to be cut short while they are imported.
+    _leave()
+
+
+def _leave() -> NoReturn:
+    message = "transformer-jax: interrupted\n"
+    if sys.stderr.isatty():
+        message = f"\n{message}"  # below a progress bar
+    os.write(sys.stderr.fileno(), message.encode())
+    os._exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

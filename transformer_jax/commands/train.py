@@ -27,18 +27,19 @@ def train(config: Config, given: "Given | None" = None) -> int:
     run = RunDirectory(config.run_directory)
     run.check_same_experiment(config)
 
+    # A package that scores of the language need should be missed now, not when there are scores.
+    if config.train.dev_bleu_interval or config.data.test:
+        from transformer_jax.evaluate import make_metrics
+
+        make_metrics(config.data.target_language)
+    text = _prepare(config, run, given)
+    tokenizers = text.tokenizers
+
     from transformer_jax import distributed
     from transformer_jax.checkpoint import Checkpoints
-    from transformer_jax.evaluate import make_metrics
     from transformer_jax.model.transformer import Transformer
     from transformer_jax.train import StopSignal, Trainer
 
-    # A package that scores of the language need should be missed now, not when there are scores.
-    if config.train.dev_bleu_interval or config.data.test:
-        make_metrics(config.data.target_language)
-    distributed.join(config.distributed)
-    text = _prepare(config, run, given)
-    tokenizers = text.tokenizers
     model = Transformer(
         config.model, tokenizers.vocab_size, tokenizers.target.bos_id, tokenizers.shared
     )
@@ -62,10 +63,19 @@ def train(config: Config, given: "Given | None" = None) -> int:
 
 
 def _prepare(config: Config, run: RunDirectory, given: "Given | None") -> "Prepared":
-    """The text of the run as tokens, made by the first process, the same in all."""
-    from transformer_jax.distributed import check_agreement, everywhere, on_first
+    """The text of the run as tokens, made by the first process, the same in all.
+
+    One process alone does without JAX: a mistake is told at once, and Ctrl-C leaves nothing behind.
+    """
     from transformer_jax.prepare import load_prepared, prepare
 
+    if not config.distributed.enabled:
+        prepare(config, run, say, given)
+        return load_prepared(config, run, given)
+
+    from transformer_jax.distributed import check_agreement, everywhere, join, on_first
+
+    join(config.distributed)
     settings = flatten(config)
     check_agreement({n: v for n, v in settings.items() if not n.startswith("distributed.")})
     on_first(lambda: prepare(config, run, say, given))
