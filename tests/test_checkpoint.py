@@ -1,5 +1,6 @@
 """Checkpoints move between meshes, and hold the weights apart."""
 
+import dataclasses
 import gc
 import resource
 import shutil
@@ -63,6 +64,52 @@ def test_weights_are_read_without_the_optimizer(saved: tuple[Path, object], tmp_
     with Checkpoints(copy) as checkpoints:
         params = checkpoints.restore_params(3, abstract_params(MODEL, builders.one_device()))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), state.params)
+
+
+def test_the_moving_average_is_what_is_read_alone(tmp_path: Path) -> None:
+    """And a state with it is restored whole."""
+    optimizer = dataclasses.replace(CONFIG.optimizer, ema_decay=0.9)
+    state, _ = init_state(
+        dataclasses.replace(CONFIG, optimizer=optimizer), MODEL, builders.one_device()
+    )
+    state = state._replace(ema=jax.tree.map(lambda x: x + 1, state.params))
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(5, state, Progress())
+        checkpoints.wait()
+        params = checkpoints.restore_params(5, abstract_params(MODEL, builders.one_device()))
+        restored, _ = checkpoints.restore(5, state)
+    jax.tree.map(np.testing.assert_array_equal, params, state.ema)
+    jax.tree.map(np.testing.assert_array_equal, host(restored), host(state))
+
+
+def test_the_average_needs_the_memory_of_two_copies(tmp_path: Path) -> None:
+    """Counted by the buffers that live while it is computed."""
+    state, _ = init_state(CONFIG, MODEL, builders.one_device())
+    size = sum(x.nbytes for x in jax.tree.leaves(state.params))
+    with Checkpoints(tmp_path, CheckpointConfig(keep_newest=3)) as checkpoints:
+        for step in (1, 2, 3):
+            params = jax.tree.map(lambda x, by=step: x * by, state.params)
+            checkpoints.save_params(step, params, Progress())
+        expected = jax.tree.map(lambda x: 2 * np.asarray(x), state.params)
+        del state, params
+        gc.collect()
+        before, most = live_bytes(), []
+        restore = checkpoints.restore_params
+
+        def restore_noted(*arguments):
+            found = restore(*arguments)
+            most.append(live_bytes() - before)
+            return found
+
+        checkpoints.restore_params = restore_noted
+        mean = checkpoints.average([1, 2, 3], abstract_params(MODEL, builders.one_device()))
+        most.append(live_bytes() - before)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), mean, expected)
+    assert most == [size, 2 * size, 2 * size, size]
+
+
+def live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
 
 
 def test_saving_does_not_ask_whether_all_processes_stop(

@@ -81,7 +81,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, list[str]]], No
             return [Translation([hypothesis], True, [[5]]) for hypothesis in hypotheses]
 
         monkeypatch.setattr("transformer_jax.loading.load", load_noted)
-        monkeypatch.setattr("transformer_jax.commands.evaluate.translate_lines", translate_lines)
+        monkeypatch.setattr("transformer_jax.commands.systems.translate_lines", translate_lines)
 
     return set_texts
 

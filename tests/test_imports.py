@@ -35,13 +35,14 @@ ORDER = [
     ["loss", "optimizer"],
     ["train_step"],
     ["checkpoint"],
-    ["run_directory", "metrics"],
+    ["run_directory", "metrics", "results"],
     ["decode", "decode_sampling"],
     ["translate", "alignment", "scoring"],
     ["moses", "evaluate", "comet", "significance", "test_sets"],
     ["prepare", "loading"],
     ["train", "compile"],
-    ["commands.shared", "commands.evaluate", "commands.train"],
+    ["commands.shared", "commands.systems", "commands.comparison", "commands.sweep"],
+    ["commands.evaluate", "commands.train", "commands.average"],
     ["commands.streams", "commands.translate", "commands.score"],
     ["commands.compile", "commands.inspect"],
     ["__main__"],
@@ -238,7 +239,7 @@ def test_text_is_looked_at_without_jax(stand_ins: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "translate", "score", "evaluate", "inspect", "compile"]
+    "command", ["", "train", "translate", "score", "evaluate", "average", "inspect", "compile"]
 )
 def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
     program = f"""

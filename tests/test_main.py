@@ -715,8 +715,8 @@ def test_translate_refuses_what_is_no_utf8(
     ("options", "words"),
     [
         (["--step", "7"], ["no checkpoint 7", "300, 450, 600"]),
-        (["--step", "last"], ["no checkpoint last", "300, 450, 600"]),
-        (["--average-last", "4"], ["--average-last is 4", "keep_newest = 3"]),
+        (["--step", "last"], ["no checkpoint 'last'", "300, 450, 600"]),
+        (["--average-last", "4"], ["average:4", "keep_newest = 3"]),
         (["--average-last", "0"], ["--average-last is 0"]),
         (["--average-last", "2", "--step", "300"], ["leave out --step"]),
     ],
@@ -856,7 +856,7 @@ def named(tree: object) -> dict[str, np.ndarray]:
 
 def test_the_average_is_the_mean_of_the_weights(trained: tuple[Path, str]) -> None:
     run, _ = trained
-    choice = Choice(RunDirectory(str(run)), average_last=3)
+    choice = Choice(RunDirectory(str(run)), "average:3")
     loaded = named(load([choice], DecodeConfig()).params[0])
     parts = [weights(run, step) for step in (300, 450, 600)]
     assert loaded.keys() == parts[0].keys()

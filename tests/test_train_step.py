@@ -248,6 +248,32 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     )
 
 
+def test_the_moving_average_is_that_of_the_weights_after_each_update():
+    """Against the recursion in double precision; it changes no update, and no skipped one it."""
+    config = small_config()
+    averaged = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.3)
+    )
+    mesh = builders.one_device()
+    plain = [init_state(config, small_model(config), mesh)[0]]
+    expected = np.float64(jax.tree.leaves(jax.device_get(plain[0].params))[0])
+    for step in range(1, 5):
+        plain.append(run(config, mesh, BATCH, steps=step)[0])
+        decay = min(0.3, (1 + step) / (10 + step))
+        weights = np.float64(jax.tree.leaves(jax.device_get(plain[-1].params))[0])
+        expected = decay * expected + (1 - decay) * weights
+    assert plain[-1].ema is None and plain[-1].weights is plain[-1].params
+    state, _ = run(averaged, mesh, BATCH, steps=4)
+    jax.tree.map(np.testing.assert_array_equal, state.params, plain[-1].params)
+    np.testing.assert_allclose(jax.tree.leaves(state.weights)[0], expected, rtol=1e-5, atol=1e-7)
+    assert (jax.tree.leaves(state.ema)[0] != jax.tree.leaves(state.params)[0]).any()
+
+    broken = state._replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
+    skipped, _ = run(averaged, mesh, BATCH, steps=1, state=broken)
+    assert skipped.skipped == 1
+    jax.tree.map(np.testing.assert_array_equal, skipped.ema, state.ema)
+
+
 def test_eval_step_is_the_loss_without_dropout():
     """D18: sums over any parts are those of the whole."""
     config = small_config(dropout_rate=0.5)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -47,6 +48,12 @@ class Progress:
     """Scores that were not better, in a row."""
     seconds: float = 0.0
     """Wall-clock time spent training, all sessions together."""
+    averaged_steps: list[int] = field(default_factory=list)
+    """The steps whose mean the weights are, in a run that `average` made."""
+
+    def is_out_of_patience(self, patience: int) -> bool:
+        """Whether as many validations as that, if not 0, were no better."""
+        return 0 < patience <= self.validations_since_best
 
 
 class Unreadable(UserError):
@@ -108,6 +115,18 @@ class Checkpoints:
                 ),
                 force=True,
             )
+
+    def save_params(self, step: int, params: Params, progress: Progress) -> None:
+        """Writes weights alone, from which no training goes on. Raises UserError as `save` does."""
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(params),
+                    progress=ocp.args.JsonSave(dataclasses.asdict(progress)),
+                ),
+            )
+        self.wait()
 
     def wait(self) -> None:
         """Returns when the last save is complete. Raises UserError where it failed."""
@@ -171,10 +190,9 @@ class Checkpoints:
 
     def average(self, steps: list[int], abstract_params: Params) -> Params:
         """The mean of the weights of several steps (section 6.1), two copies in memory at most."""
-        total = None
-        for step in steps:
-            params = self.restore_params(step, abstract_params)
-            total = params if total is None else jax.tree.map(jax.numpy.add, total, params)
+        total = self.restore_params(steps[0], abstract_params)
+        for step in steps[1:]:
+            total = _add(total, self.restore_params(step, abstract_params))
         return jax.tree.map(lambda x: x / np.float32(len(steps)), total)
 
     def _unreadable(self, step: int, error: Exception) -> Unreadable:
@@ -206,8 +224,16 @@ class _KeepBest:
         return [checkpoint.step in self.steps for checkpoint in checkpoints]
 
 
+@partial(jax.jit, donate_argnums=0)
+def _add(total: Params, params: Params) -> Params:
+    return jax.tree.map(jax.numpy.add, total, params)
+
+
 def _split(state: TrainState) -> tuple[Params, dict]:
-    """Weights apart from the rest, so that they can be read alone; the key as plain integers."""
+    """The weights to translate with apart from the rest, so that they can be read alone.
+
+    With a moving average those are the average. The key goes as plain integers.
+    """
     training = {
         "step": state.step,
         "opt_state": state.opt_state,
@@ -215,9 +241,13 @@ def _split(state: TrainState) -> tuple[Params, dict]:
         "skipped": state.skipped,
         "skipped_in_a_row": state.skipped_in_a_row,
     }
-    return state.params, training
+    if state.ema is not None:
+        training["params"] = state.params
+    return state.weights, training
 
 
-def _join(like: TrainState, params: Params, training: dict) -> TrainState:
+def _join(like: TrainState, weights: Params, training: dict) -> TrainState:
     key = jax.random.wrap_key_data(training.pop("key"), impl=jax.random.key_impl(like.key))
-    return TrainState(params=params, key=key, **training)
+    ema = None if like.ema is None else weights
+    params = training.pop("params", weights)
+    return TrainState(params=params, key=key, ema=ema, **training)

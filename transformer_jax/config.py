@@ -134,6 +134,8 @@ class OptimizerConfig:
     """Added to the denominator of Adam."""
     clip_norm: float = 0.0
     """Largest global norm of the gradients, which are scaled down to it; 0 is off."""
+    ema_decay: float = 0.0
+    """Decay of a moving average of the weights, used in their place but to train on; 0 is none."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -143,6 +145,7 @@ class OptimizerConfig:
         check(self, 0 <= self.beta2 < 1, "beta2", "at least 0 and below 1")
         check(self, self.epsilon > 0, "epsilon", "above 0")
         check(self, self.clip_norm >= 0, "clip_norm", "0 (off) or more")
+        check(self, 0 <= self.ema_decay < 1, "ema_decay", "at least 0 (none) and below 1")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,12 @@ def on_first(work: Callable[[], object]) -> None:
     everywhere(lambda: work() if is_first() else None)
 
 
+def of_first(work: Callable[[], Result]) -> Result:
+    """What `work` gives in the first process, as JSON can hold it; its failure is that of all."""
+    result = everywhere(lambda: work() if is_first() else None)
+    return json.loads(_gather(json.dumps(result))[0])
+
+
 def check_agreement(facts: Mapping[str, object]) -> None:
     """Raises UserError in every process where one knows another value of a fact than the first."""
     everywhere = [json.loads(text) for text in _gather(json.dumps(facts, default=str))]

@@ -1,14 +1,15 @@
 """A run's directory → a model that translates, scores and shows its attention."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jax.sharding import Mesh
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Params
-from transformer_jax.checkpoint import Checkpoints
+from transformer_jax.checkpoint import Checkpoints, Progress
 from transformer_jax.config import Config, DecodeConfig, MeshConfig
 from transformer_jax.data.tokenizer import Tokenizers
 from transformer_jax.errors import UserError
@@ -17,6 +18,15 @@ from transformer_jax.run_directory import RunDirectory
 from transformer_jax.scoring import AttentionMaps, PairScore, Scorer
 from transformer_jax.train_step import abstract_params
 from transformer_jax.translate import Translator
+
+
+class Choice(NamedTuple):
+    """Which weights of a run."""
+
+    run: RunDirectory
+    checkpoint: str = "newest"
+    """`newest`, `best`, a step, or the mean of several, as `average:` and one of `5` (the newest),
+    `best:5`, `1000-5000`, `1000-5000:500` (those steps apart) and `1000,2000,4000`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,16 @@ class LoadedModel:
         _check_list(targets)
         return self.scorer.score(self.params, sources, targets)
 
+    def at(self, choice: Choice) -> "LoadedModel":
+        """The same with other weights of the same run: nothing is compiled anew."""
+        weights = load_weights(choice, sharding.make_mesh(MeshConfig()))
+        return replace(
+            self,
+            params=(weights.params,),
+            checkpoint=weights.name,
+            minutes_trained=weights.minutes,
+        )
+
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Who attends to whom, by layer and head, when `target` is predicted from `source`."""
         return self.scorer.attention(self.params, source, target)
@@ -55,35 +75,13 @@ def _check_list(sentences: Sequence[str]) -> None:
         raise TypeError("a list of sentences is expected: a text alone is a sequence of letters")
 
 
-class Choice(NamedTuple):
-    """Which weights of a run."""
-
-    run: RunDirectory
-    step: str = "newest"
-    """`newest`, `best`, or a number."""
-    average_last: int = 1
-    """Mean over this many newest checkpoints."""
-
-    @classmethod
-    def of(cls, run: str, checkpoint: str | int) -> "Choice":
-        """`checkpoint` is `newest`, `best`, a step, or `average:N` for the mean of the N newest."""
-        name, colon, count = str(checkpoint).partition(":")
-        if not colon:
-            return cls(RunDirectory(run), name)
-        if name != "average" or not count.isdecimal():
-            raise UserError(
-                f"no checkpoint {checkpoint!r}: it must be newest, best, a step or average:N"
-            )
-        return cls(RunDirectory(run), average_last=int(count))
-
-
 def load(choices: Sequence[Choice], decode: DecodeConfig) -> LoadedModel:
     """Loads one model, or several whose mean probability counts; of each the weights alone.
 
     Raises UserError where a run has no such checkpoint, or another tokenizer than the first.
     """
     mesh = sharding.make_mesh(MeshConfig())
-    members = [_load_weights(choice, mesh) for choice in choices]
+    members = [load_weights(choice, mesh) for choice in choices]
     first = members[0]
     for member, choice in zip(members, choices, strict=True):
         if member.tokenizers.fingerprint != first.tokenizers.fingerprint:
@@ -102,63 +100,135 @@ def load(choices: Sequence[Choice], decode: DecodeConfig) -> LoadedModel:
     )
 
 
-class _Weights(NamedTuple):
+class Weights(NamedTuple):
     """What is read of a run."""
 
     config: Config
     tokenizers: Tokenizers
     model: Transformer
     params: Params
-    name: str
-    minutes: float
+    progress: Progress
+    """Of the last of the steps."""
+    steps: list[int]
+    """One, or those whose mean the weights are."""
+
+    @property
+    def name(self) -> str:
+        names = ", ".join(map(str, self.steps))
+        return f"step {names}" if len(self.steps) == 1 else f"average of steps {names}"
+
+    @property
+    def minutes(self) -> float:
+        return self.progress.seconds / 60
 
 
-def _load_weights(choice: Choice, mesh: Mesh) -> _Weights:
-    run, step, average_last = choice
-    config = run.load_config()
-    tokenizers = Tokenizers.load(run.tokenizers(config.tokenizer.shared))
+def load_weights(choice: Choice, mesh: Mesh) -> Weights:
+    """Reads the weights, and all that is needed to use them. Raises UserError as `load` does."""
+    config = choice.run.load_config()
+    tokenizers = Tokenizers.load(choice.run.tokenizers(config.tokenizer.shared))
     model = Transformer(
         config.model, tokenizers.vocab_size, tokenizers.target.bos_id, tokenizers.shared
     )
-    with Checkpoints(run.checkpoints) as checkpoints:
-        if average_last > config.checkpoint.keep_newest:
-            # Among more there would be old ones that are kept for their score.
-            raise UserError(
-                f"--average-last is {average_last}: the run keeps "
-                f"checkpoint.keep_newest = {config.checkpoint.keep_newest}"
-            )
-        steps = _choose(checkpoints, step, average_last)
+    with Checkpoints(choice.run.checkpoints) as checkpoints:
+        steps = choose_steps(checkpoints, choice.checkpoint, config.checkpoint.keep_newest)
         params = checkpoints.average(steps, abstract_params(model, mesh))
-        minutes = checkpoints.progress(steps[-1]).seconds / 60
-    names = ", ".join(map(str, steps))
-    name = f"step {names}" if len(steps) == 1 else f"average of steps {names}"
-    return _Weights(config, tokenizers, model, params, name, minutes)
+        progress = checkpoints.progress(steps[-1])
+    steps = progress.averaged_steps or steps
+    return Weights(config, tokenizers, model, params, progress, steps)
 
 
-def _choose(checkpoints: Checkpoints, step: str, average_last: int) -> list[int]:
+def trained_steps(run: RunDirectory) -> list[int]:
+    """The steps that a run has checkpoints of, ascending; none where there is nothing yet."""
+    if not run.checkpoints.is_dir():
+        return []
+    with Checkpoints(run.checkpoints) as checkpoints:
+        return _trained(checkpoints)
+
+
+def is_trained(run: RunDirectory) -> bool:
+    """Whether the newest checkpoint is the last: of the last step, or that of the end of patience.
+
+    So it is not where training was stopped before.
+    """
+    steps, train = trained_steps(run), run.load_config().train
+    if not steps:
+        return False
+    with Checkpoints(run.checkpoints) as checkpoints:
+        progress = checkpoints.progress(steps[-1])
+    return steps[-1] >= train.num_steps or progress.is_out_of_patience(train.patience)
+
+
+def _trained(checkpoints: Checkpoints) -> list[int]:
     # Step 0 is the trial of whether checkpoints can be written: its weights are random.
-    steps = [step for step in checkpoints.steps() if step > 0]
-    known = f"it has {', '.join(map(str, steps))}"
+    return [step for step in checkpoints.steps() if step > 0]
+
+
+def choose_steps(checkpoints: Checkpoints, checkpoint: str, keep_newest: int) -> list[int]:
+    """The steps that the text of a `Choice` means, ascending, of a run that keeps so many newest.
+
+    Raises UserError where it means none, or the run has not all of them.
+    """
+    steps = _trained(checkpoints)
     if not steps:
         raise UserError(f"{checkpoints.directory}: no complete checkpoint; train first")
-    if average_last < 1:
-        raise UserError(f"--average-last is {average_last}: it must be 1 or more")
-    if average_last > 1:
-        if step != "newest":
-            raise UserError("--average-last takes the newest checkpoints: leave out --step")
-        if average_last > len(steps):
+    known = f"it has {', '.join(map(str, steps))}"
+    average, colon, which = checkpoint.partition(":")
+    if colon and average == "average":
+        chosen = _choose_several(checkpoints, steps, which, keep_newest)
+    elif checkpoint == "newest":
+        chosen = steps[-1:]
+    elif checkpoint == "best":
+        chosen = _best(checkpoints, steps)[:1]
+    else:
+        chosen = [int(checkpoint)] if checkpoint.isdecimal() else []
+    if not chosen:
+        raise UserError(
+            f"no checkpoint {checkpoint!r}: it must be newest, best, a step, or one of average:5, "
+            f"average:best:5, average:1000-5000, average:1000-5000:500, average:1000,2000; {known}"
+        )
+    missing = sorted(set(chosen) - set(steps))
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise UserError(f"{checkpoints.directory}: no checkpoint {names}; {known}")
+    return sorted(chosen)
+
+
+def _choose_several(
+    checkpoints: Checkpoints, steps: list[int], which: str, keep_newest: int
+) -> list[int]:
+    """Those of `average:WHICH`; none where that means nothing."""
+    if which.isdecimal():
+        count = int(which)
+        if count > keep_newest:
+            # Among more there would be old ones that are kept for their score.
             raise UserError(
-                f"{checkpoints.directory}: --average-last {average_last} needs as many "
-                f"checkpoints, but {known}"
+                f"average:{count}: the run keeps checkpoint.keep_newest = {keep_newest}"
             )
-        return steps[-average_last:]
-    if step == "newest":
-        return steps[-1:]
-    if step == "best":
-        best = checkpoints.progress(steps[-1])
-        if best.best_score is None:
-            raise UserError(f"{checkpoints.directory}: no checkpoint has been scored yet")
-        step = str(best.best_step)
-    if not step.isdecimal() or int(step) not in steps:
-        raise UserError(f"{checkpoints.directory}: no checkpoint {step}; {known}")
-    return [int(step)]
+        return _take(checkpoints, steps[::-1], count)
+    if which.startswith("best:") and which[5:].isdecimal():
+        return _take(checkpoints, _best(checkpoints, steps), int(which[5:]))
+    if span := re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", which):
+        first, last, every = (int(group or 0) for group in span.groups())
+        if every:
+            return list(range(first, last + 1, every))
+        return [step for step in steps if first <= step <= last]
+    if re.fullmatch(r"\d+(,\d+)+", which):
+        return sorted(set(map(int, which.split(","))))
+    return []
+
+
+def _take(checkpoints: Checkpoints, ranked: list[int], count: int) -> list[int]:
+    if count > len(ranked):
+        raise UserError(
+            f"{checkpoints.directory}: the mean of {count} is asked for, but it has only "
+            f"{', '.join(map(str, ranked))}"
+        )
+    return ranked[:count]
+
+
+def _best(checkpoints: Checkpoints, steps: list[int]) -> list[int]:
+    """The steps whose checkpoints are kept for their score, the best first."""
+    progress = checkpoints.progress(steps[-1])
+    if progress.best_score is None:
+        raise UserError(f"{checkpoints.directory}: no checkpoint has been scored yet")
+    return [int(step) for _, step in progress.best]

@@ -28,3 +28,15 @@ def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTrans
         optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
         optax.scale_by_learning_rate(lambda count: learning_rate(count + 1, config, d_model)),
     )
+
+
+def moving_average(
+    average: optax.Params, params: optax.Params, step: Int[Array, ""] | int, decay: float
+) -> optax.Params:
+    """d average + (1 - d) params, where d rises from 2/11 to `decay` as (1 + step) / (10 + step).
+
+    `step` counts from 1, the first update. So the random weights are soon forgotten.
+    """
+    step = jnp.asarray(step, jnp.float32)
+    share = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, average, share)

@@ -39,6 +39,8 @@ class TestSet(NamedTuple):
     sources: list[str]
     references: dict[str, list[str]]
     """Lines by the name of their reference."""
+    source_file: str = ""
+    """The file of the sources, where one was named."""
 
     @property
     def fingerprint(self) -> str:
@@ -74,7 +76,8 @@ def read_files(sources: str, references: Sequence[str]) -> TestSet:
     # The whole name but the ending, which is the language, and that of an archive.
     name = Path(Path(first).name.removesuffix(".gz").removesuffix(".xz")).stem
     named = {path: texts[path] for path in references}
-    return _checked(name, texts[sources] if sources else [], named)
+    test_set = _checked(name, texts[sources] if sources else [], named)
+    return test_set._replace(source_file=sources)
 
 
 def _read(path: str) -> list[str]:

@@ -297,7 +297,7 @@ class Trainer:
             return
         log.fetch()
         with log.aside("evaluation"):
-            results = [e.evaluate(self.state.params, self.step) for e in due]
+            results = [e.evaluate(self.state.weights, self.step) for e in due]
         self.progress.validated_step = self.step
         for evaluation, scores in zip(due, results, strict=True):
             log.write("dev", self.step, scores)
@@ -320,9 +320,8 @@ class Trainer:
         self._save()
 
     def _is_over(self) -> bool:
-        patience = self.config.train.patience
-        out_of_patience = 0 < patience <= self.progress.validations_since_best
-        return self.step >= self.config.train.num_steps or out_of_patience
+        train = self.config.train
+        return self.step >= train.num_steps or self.progress.is_out_of_patience(train.patience)
 
     def _save(self) -> None:
         is_saved = self.step in self.checkpoints.steps()

@@ -15,7 +15,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.loss import LossSums, chunked_loss_sums
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.optimizer import learning_rate, make_optimizer
+from transformer_jax.optimizer import learning_rate, make_optimizer, moving_average
 
 
 class TrainState(NamedTuple):
@@ -31,6 +31,13 @@ class TrainState(NamedTuple):
     """Updates skipped because the loss or a gradient was not finite."""
     skipped_in_a_row: Count
     """The same, since the last update that was not skipped."""
+    ema: Params | None
+    """The moving average of the weights, where `optimizer.ema_decay` asks for one."""
+
+    @property
+    def weights(self) -> Params:
+        """What is evaluated, and translated with."""
+        return self.params if self.ema is None else self.ema
 
 
 class StepMetrics(NamedTuple):
@@ -97,6 +104,7 @@ def _boxed_state(config: Config, model: Transformer, key: Key) -> TrainState:
         key=dropout_key,
         skipped=zero,
         skipped_in_a_row=zero,
+        ema=params if config.optimizer.ema_decay else None,
     )
 
 
@@ -111,7 +119,8 @@ def make_train_step(
     """The update of section 5; equal whatever the number of devices and, dropout apart, of
     micro-batches, each of which has masks of its own.
 
-    An update with a loss or gradient that is not finite leaves weights and optimizer as they were.
+    An update with a loss or gradient that is not finite leaves weights, their moving average and
+    the optimizer as they were.
     """
     optimizer = make_optimizer(config.optimizer, config.model.d_model)
 
@@ -133,6 +142,9 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         applied_before = state.step - state.skipped
+        ema = state.ema
+        if ema is not None:
+            ema = moving_average(ema, params, applied_before + 1, config.optimizer.ema_decay)
         skipped = state.skipped + ~finite
         new_state = TrainState(
             step=state.step + 1,
@@ -141,6 +153,7 @@ def make_train_step(
             key=state.key,
             skipped=skipped,
             skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+            ema=_choose(finite, ema, state.ema),
         )
         metrics = StepMetrics(
             sums=sums,

@@ -58,14 +58,16 @@ def choose(runs: Sequence[str], step: str, average_last: int) -> list["Choice"]:
     """Which weights are meant by runs, some with a checkpoint of their own, and two options."""
     from transformer_jax.loading import Choice
 
+    if average_last < 1:
+        raise UserError(f"--average-last is {average_last}: it must be 1 or more")
+    if average_last > 1 and step != "newest":
+        raise UserError("--average-last takes the newest checkpoints: leave out --step")
+    default = step if average_last == 1 else f"average:{average_last}"
     choices = []
     for path, checkpoint in map(split_checkpoint, runs):
-        if not checkpoint:
-            choices.append(Choice(RunDirectory(path), step, average_last))
-        elif (step, average_last) == ("newest", 1):
-            choices.append(Choice.of(path, checkpoint))
-        else:
+        if checkpoint and default != "newest":
             raise UserError(f"{path}@{checkpoint} names a checkpoint: leave out the option for it")
+        choices.append(Choice(RunDirectory(path), checkpoint or default))
     return choices
 
 
