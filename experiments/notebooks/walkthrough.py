@@ -61,6 +61,7 @@ from transformer_jax.config import (
 )
 
 TINY = os.environ.get("WALKTHROUGH_TINY") == "1"
+key = jax.random.key(0)
 
 
 def show(thing):
@@ -220,7 +221,6 @@ for distance in (0, 1, 3, 10):
 from transformer_jax.model.layers import Embedding
 from transformer_jax.sharding import unbox
 
-key = jax.random.key(0)
 tokens = jnp.array([[5, 9, 5]])
 embedding = Embedding(config.model, vocab_size=12)
 weights = unbox(embedding.init(key, tokens, jnp.arange(3)[None], True))
@@ -247,15 +247,17 @@ show(Attention.__call__)
 # %% [markdown]
 # With one head, and linear maps that change nothing, this layer is equation 1. In NumPy:
 
+
 # %%
+def numpy_attention(q, k, v):
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    exps = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = exps / exps.sum(axis=-1, keepdims=True)
+    return weights @ v, weights
+
+
 d_k = 8
-q, k, v = (np.asarray(jax.random.normal(key, (5, d_k))) for key in jax.random.split(key, 3))
-
-scores = q @ k.T / np.sqrt(d_k)
-exps = np.exp(scores - scores.max(axis=-1, keepdims=True))
-attention_weights = exps / exps.sum(axis=-1, keepdims=True)
-expected = attention_weights @ v
-
+q, k, v = np.random.default_rng(0).normal(size=(3, 5, d_k)).astype(np.float32)
 one_head = ModelConfig(d_model=d_k, num_heads=1)
 no_change = {
     "query": {"kernel": np.eye(d_k).reshape(d_k, 1, d_k)},
@@ -269,9 +271,10 @@ output, weights = Attention(one_head).apply(
     nothing_forbidden,
     deterministic=True,
 )
-np.testing.assert_allclose(weights[0, 0], attention_weights, atol=1e-6)
+expected, expected_weights = numpy_attention(q, k, v)
 np.testing.assert_allclose(output[0], expected, atol=1e-5)
-print(np.round(weights[0, 0], 2), "each row sums to 1", sep="\n")
+np.testing.assert_allclose(weights[0, 0], expected_weights, atol=1e-6)
+print("weights, of which each row sums to 1:", np.round(expected_weights, 2), sep="\n")
 
 # %% [markdown]
 # Why $\sqrt{d_k}$: the product of two random vectors has a standard deviation of $\sqrt{d_k}$.
@@ -282,15 +285,15 @@ print(np.round(weights[0, 0], 2), "each row sums to 1", sep="\n")
 for width in (4, 64, 1024):
     q, k = np.random.default_rng(0).normal(size=(2, 1000, 16, width))
     products = np.einsum("nd,nkd->nk", q[:, 0], k)
-    largest = {
-        name: np.asarray(jax.nn.softmax(products / divisor)).max(axis=1).mean()
-        for name, divisor in (("unscaled", 1), ("scaled", np.sqrt(width)))
-    }
+    unscaled, scaled = (
+        float(jax.nn.softmax(products / divisor).max(axis=1).mean())
+        for divisor in (1, np.sqrt(width))
+    )
     print(
-        f"d_k {width:4}: deviation {products.std():5.1f}; largest of 16 weights, in the mean:",
+        f"d_k {width:4}: products deviate by {products.std():4.1f}; the largest of 16 weights is",
         end=" ",
     )
-    print(", ".join(f"{value:.2f} {name}" for name, value in largest.items()))
+    print(f"{unscaled:.2f} unscaled, {scaled:.2f} scaled, in the mean of 1,000 queries")
 
 # %% [markdown]
 # ## 3.2.2 Multi-head attention
@@ -312,20 +315,12 @@ keys_values = keys_values_of.apply(kv_weights, x)
 weights = unbox(attention.init(key, x, keys_values, nothing_forbidden, True))
 output, _ = attention.apply(weights, x, keys_values, nothing_forbidden, True)
 
-
-def softmax(scores):
-    exps = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exps / exps.sum(axis=-1, keepdims=True)
-
-
-kernel = {
-    name: np.asarray(one["kernel"])
-    for name, one in (weights["params"] | kv_weights["params"]).items()
-}
+layers = (weights["params"] | kv_weights["params"]).items()
+kernel = {name: np.asarray(layer["kernel"]) for name, layer in layers}
 expected = 0
 for i in range(small.num_heads):
     q, k, v = (x[0] @ kernel[name][:, i] for name in ("query", "key", "value"))
-    expected += softmax(q @ k.T / np.sqrt(small.key_dim)) @ v @ kernel["output"][i]
+    expected += numpy_attention(q, k, v)[0] @ kernel["output"][i]
 np.testing.assert_allclose(output[0], expected, atol=1e-5)
 print({name: array.shape for name, array in kernel.items()})
 assert sum(array.size for array in kernel.values()) == 4 * small.d_model**2
@@ -427,9 +422,9 @@ print("positions of the first sentence with the same prediction:", same[first])
 # $$lrate = d_{model}^{-0.5} \cdot \min(step^{-0.5},\ step \cdot warmup^{-1.5}) \qquad (3)$$
 
 # %%
-from transformer_jax.optimizer import learning_rate, make_optimizer
+from transformer_jax.optimizer import learning_rate
 
-show(make_optimizer)
+show(learning_rate)
 steps = np.arange(1, 20_001)
 figure = go.Figure(layout={"xaxis_title": "update", "yaxis_title": "learning rate", "height": 380})
 for name, settings, width in (
@@ -437,7 +432,7 @@ for name, settings, width in (
     ("big", OptimizerConfig(), 1024),
     ("base, 8,000 updates of warm-up", OptimizerConfig(warmup_steps=8_000), 512),
 ):
-    rates = np.asarray(jax.vmap(lambda step: learning_rate(step, settings, width))(steps))  # noqa: B023
+    rates = np.asarray(learning_rate(steps, settings, width))
     assert steps[rates.argmax()] == settings.warmup_steps
     np.testing.assert_allclose(rates.max(), (width * settings.warmup_steps) ** -0.5, rtol=1e-5)
     figure.add_scatter(x=steps[::50], y=rates[::50], name=name)
