@@ -37,10 +37,12 @@
 # | table 3 | `presets.py` |
 
 # %%
+import html
 import inspect
 import json
 import os
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +75,10 @@ def heatmap(values, rows, columns, **options):
     """A matrix, its rows from top to bottom; labels may repeat."""
     trace = go.Heatmap(z=values, colorscale="Blues", **options)
     figure = go.Figure(trace, {"height": 420, "margin": {"t": 40, "b": 40}})
-    figure.update_xaxes(tickvals=list(range(len(columns))), ticktext=list(columns))
-    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=list(rows), autorange="reversed")
-    return figure
+    for labels, update in ((columns, figure.update_xaxes), (rows, figure.update_yaxes)):
+        escaped = [html.escape(str(label)) for label in labels]
+        update(tickvals=list(range(len(labels))), ticktext=escaped)
+    return figure.update_yaxes(autorange="reversed")
 
 
 # %% [markdown]
@@ -197,9 +200,8 @@ expected = np.zeros((50, 64))
 expected[:, 0::2], expected[:, 1::2] = np.sin(angles), np.cos(angles)
 np.testing.assert_allclose(encoding, expected, atol=1e-5)
 
-heatmap(encoding, range(0, 50), range(64)).update_xaxes(title="feature", tickvals=[]).update_yaxes(
-    title="position", tickvals=[0, 10, 20, 30, 40]
-)
+figure = heatmap(encoding, range(50), range(64))
+figure.update_layout(xaxis_title="feature", yaxis_title="position")
 
 # %% [markdown]
 # Why sines: the product of the encodings of two positions depends on their distance alone, so
@@ -339,7 +341,8 @@ segments = batch["targets_segments"][:1]
 allowed = np.asarray(masks.causal_same_segment(segments))[0]
 pieces = text.tokenizers.target.pieces(batch["targets"][0].tolist())
 figure = heatmap(allowed.astype(int), pieces, pieces, showscale=False)
-figure.update_layout(height=640, width=700).update_xaxes(title="may be attended to by the row")
+figure.update_layout(height=720, width=760, xaxis_title="may be attended to by the row")
+figure.update_xaxes(tickfont_size=8).update_yaxes(tickfont_size=8)
 
 # %% [markdown]
 # ## 3.3 Feed-forward network; 3.1 residual connections
@@ -496,7 +499,7 @@ figure.update_layout(height=380)
 # ## 6.1 Translation
 #
 # A run's directory is all that is needed. These phrases are made up here, so that none was trained
-# on.
+# on. A model that learned for some minutes gets some of them wrong.
 
 # %%
 trained = tj.load(config.run_directory)
@@ -528,14 +531,14 @@ assert TINY or right.log_prob > wrong.log_prob
 # %% [markdown]
 # ## Beam search, step by step
 #
-# The search keeps the $k$ likeliest prefixes, extends each by every piece, and keeps the best $k$
-# again. A hypothesis that ends competes with $\log P / lp$, where $lp = ((5 + length) / 6)^\alpha$
-# keeps short ones from winning too easily.
+# The search keeps the $k$ likeliest prefixes, here 4, extends each by every piece, and keeps the
+# best $k$ again. A hypothesis that ends competes with $\log P / lp$, where $lp = ((5 + length) /
+# 6)^\alpha$ keeps short ones from winning too easily.
 #
 # `beam_search` of `decode.py` knows no model: it calls a function that scores the next piece, and
 # hands it a cache whose rows follow the hypotheses. So a function that looks can be put in between:
-# in its cache each hypothesis carries its pieces and its log-probability along. Without `jit` the
-# loop of the search is an ordinary one, and the function may append to a list.
+# in its cache each hypothesis carries its pieces and its log-probability along. The loop of the
+# search is compiled; `jax.debug.callback` tells Python what the function sees.
 
 # %%
 from transformer_jax.decode import SpecialIds, beam_search, length_penalty
@@ -550,9 +553,14 @@ def watch_beam_search(loaded, sentence):
     tokenizer, settings = loaded.tokenizers.target, loaded.config.decode
     special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id)
     source = jnp.array([[*loaded.tokenizers.source.encode([sentence])[0], special.eos]])
-    memory = model.apply(variables, source, jnp.ones_like(source), method="remember")
+    remember = jax.jit(partial(model.apply, method="remember"))
+    memory = remember(variables, source, jnp.ones_like(source))
     size, limit = settings.beam_size, source.shape[1] + settings.max_extra_length
     steps = []
+
+    def look(index, prefix, log_prob, ending):
+        alive = size if index > 0 else 1  # the empty prefix is there once
+        steps.append((prefix[0, :alive, 1 : index + 1], log_prob[0, :alive], ending[0, :alive]))
 
     def step(newest, index, cache):
         past, prefix, log_prob, next_log_probs = cache
@@ -560,11 +568,8 @@ def watch_beam_search(loaded, sentence):
         prefix, log_prob = prefix.at[:, :, index].set(newest), log_prob + chosen
         logits, past = model.apply(variables, newest, index, memory, past, method="decode_step")
         next_log_probs = jax.nn.log_softmax(logits)
-        alive = size if index > 0 else 1  # the empty prefix is there once
         ending = log_prob + next_log_probs[:, :, special.eos]
-        steps.append(
-            [np.asarray(x)[0, :alive] for x in (prefix[:, :, 1 : index + 1], log_prob, ending)]
-        )
+        jax.debug.callback(look, index, prefix, log_prob, ending, ordered=True)
         return logits, (past, prefix, log_prob, next_log_probs)
 
     cache = (
@@ -573,11 +578,10 @@ def watch_beam_search(loaded, sentence):
         jnp.zeros((1, size)),
         jnp.zeros((1, size, model.vocab_size)),
     )
-    options = {"alpha": settings.length_penalty, "max_length": limit, "special": special}
-    with jax.disable_jit():
-        result = beam_search(
-            step, cache, jnp.array([limit]), beam_size=size, num_certain=1, **options
-        )
+    options = {"alpha": settings.length_penalty, "max_length": limit, "num_certain": 1}
+    options |= {"beam_size": size, "special": special}
+    result = beam_search(step, cache, jnp.array([limit]), **options)
+    jax.effects_barrier()  # until all is told
     return result, steps
 
 
@@ -586,7 +590,7 @@ def watch_beam_search(loaded, sentence):
 # would score if they ended now. The search stops when nothing alive can beat the best that ended.
 
 # %%
-sentence = phrases[0]
+sentence = phrases[3]
 result, steps = watch_beam_search(trained, sentence)
 alpha, tokenizer = config.decode.length_penalty, trained.tokenizers.target
 ended = []
@@ -634,7 +638,8 @@ for source, translation, wanted in zip(readings, translations, readings.values()
 
 # %% [markdown]
 # `attention` gives the weights of every layer and head. As in the paper's figures 3 to 5, these are
-# those of the encoder: how much *Russian* attends to each piece of its sentence.
+# those of the encoder: how much *Russian* attends to each piece of its sentence, as one heat map a
+# sentence. Some head looks at the word that settles the reading, *Ruble*.
 
 # %%
 maps = [trained.attention(*pair) for pair in zip(readings, translations, strict=True)]
@@ -652,11 +657,17 @@ num_layers, num_heads = config.model.num_layers, config.model.num_heads
 names = [f"layer {i + 1} head {j + 1}" for i in range(num_layers) for j in range(num_heads)]
 for row, one in enumerate(maps, start=1):
     np.testing.assert_allclose(one.encoder.sum(axis=-1), 1, atol=1e-5)
-    looked = one.encoder[:, :, rows_of(ambiguous, one.source_pieces)].mean(axis=2)
-    part = heatmap(looked.reshape(len(names), -1), names, one.source_pieces, zmin=0, zmax=1)
+    weights = one.encoder[:, :, rows_of(ambiguous, one.source_pieces)].mean(axis=2)
+    weights = weights.reshape(len(names), -1)
+    head, place = np.unravel_index(weights.argmax(), weights.shape)
+    print(f"{names[head]}: {weights[head, place]:.2f} on {one.source_pieces[place]}")
+    part = heatmap(weights, names, one.source_pieces, zmin=0, zmax=1)
     figure.add_trace(part.data[0], row, 1)
     figure.update_xaxes(part.layout.xaxis, row=row, col=1)
     figure.update_yaxes(part.layout.yaxis, row=row, col=1)
+ruble = maps[1].encoder[:, :, rows_of(ambiguous, maps[1].source_pieces)]
+ruble = ruble[:, :, :, rows_of("Ruble", maps[1].source_pieces)].sum(axis=-1)
+assert TINY or ruble.max() > 0.3
 figure.update_traces(showscale=False).update_layout(height=900)
 
 # %% [markdown]
@@ -681,7 +692,7 @@ for side, position in ((0, "middle left"), (1, "middle right")):
     figure.add_scatter(
         x=[side] * len(pieces),
         y=places,
-        text=pieces,
+        text=[html.escape(piece) for piece in pieces],
         mode="text",
         textposition=position,
         showlegend=False,
