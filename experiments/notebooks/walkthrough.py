@@ -19,8 +19,10 @@
 # **Needs** `pip install -e '.[notebook]'` in the root of the project, and `jupyter lab` here; or
 # any other front end of Jupyter. No accelerator, no network.
 #
-# **Takes** TIME. `WALKTHROUGH_TINY=1` in the environment makes the model too small to learn
-# anything, and the whole takes a minute: for tests.
+# **Takes** about 6 minutes on two CPU cores which another training kept busy at the same time (5
+# minutes of CPU time), 4 of them the training of section 5.2; and 20 minutes to read.
+# `WALKTHROUGH_TINY=1` in the environment makes a model too small to learn anything, in about a
+# minute: that is for tests.
 #
 # The source of this notebook is `walkthrough.py`; `jupytext --to ipynb walkthrough.py` makes the
 # notebook of it.
@@ -331,7 +333,8 @@ assert sum(array.size for array in kernel.values()) == 4 * small.d_model**2
 # ## 3.2.3 Masks
 #
 # A bias of $-10^{30}$ on a score makes its weight zero. In the decoder later positions are
-# forbidden; in a packed row other sentences are too.
+# forbidden; in a packed row other sentences are too. In the picture a position has the name of the
+# piece that it predicts; it reads the one before.
 
 # %%
 from transformer_jax.model import masks
@@ -672,12 +675,12 @@ figure.update_traces(showscale=False).update_layout(height=900)
 
 # %% [markdown]
 # The paper's way to draw it: on the left the word that looks, on the right what it looks at; a
-# colour is a head, the width of a line a weight.
+# colour is a head, the width of a line a weight. The layer is the one that looks at *Ruble* most.
 
 # %%
 from plotly.colors import qualitative
 
-one, layer = maps[1], num_layers - 1
+one, layer = maps[1], int(ruble.max(axis=(1, 2)).argmax())
 pieces = one.source_pieces
 figure = go.Figure(layout={"height": 560, "width": 620, "title": f"encoder, layer {layer + 1}"})
 for head in range(num_heads):
@@ -687,19 +690,12 @@ for head in range(num_heads):
             figure.add_scatter(
                 x=[0, 1], y=[query, place + 0.12 * head], line=line, mode="lines", showlegend=False
             )
-for side, position in ((0, "middle left"), (1, "middle right")):
-    places = list(range(len(pieces)))
-    figure.add_scatter(
-        x=[side] * len(pieces),
-        y=places,
-        text=[html.escape(piece) for piece in pieces],
-        mode="text",
-        textposition=position,
-        showlegend=False,
-    )
-figure.update_xaxes(visible=False, range=[-0.6, 1.6]).update_yaxes(
-    visible=False, autorange="reversed"
-)
+options = {"y": list(range(len(pieces))), "text": [html.escape(piece) for piece in pieces]}
+options |= {"mode": "text", "showlegend": False}
+figure.add_scatter(x=[0] * len(pieces), textposition="middle left", **options)
+figure.add_scatter(x=[1] * len(pieces), textposition="middle right", **options)
+figure.update_xaxes(visible=False, range=[-0.6, 1.6])
+figure.update_yaxes(visible=False, autorange="reversed")
 
 # %% [markdown]
 # The decoder looks at the source when it predicts a piece: the rows are the pieces predicted. The
