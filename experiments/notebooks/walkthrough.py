@@ -103,7 +103,10 @@ config = Config(
     ),
     tokenizer=TokenizerConfig(vocab_size=500 if TINY else 1_500),
     model=ModelConfig(
-        num_layers=2, d_model=32 if TINY else 128, d_ff=64 if TINY else 512, num_heads=4
+        num_layers=1 if TINY else 2,
+        d_model=32 if TINY else 128,
+        d_ff=64 if TINY else 512,
+        num_heads=4,
     ),
     optimizer=OptimizerConfig(warmup_steps=60 if TINY else 400),
     train=TrainConfig(
