@@ -207,6 +207,7 @@ np.testing.assert_allclose(encoding, expected, atol=1e-5)
 
 figure = heatmap(encoding, range(50), range(64))
 figure.update_layout(xaxis_title="feature", yaxis_title="position")
+figure.update_xaxes(tickmode="auto").update_yaxes(tickmode="auto")
 
 # %% [markdown]
 # Why sines: the product of the encodings of two positions depends on their distance alone, so
