@@ -634,7 +634,7 @@ def test_what_was_cut_and_what_is_empty_is_counted(capsys: pytest.CaptureFixture
                 for text, finished in zip(texts, (True, False, True, True), strict=True)
             ]
 
-    model = LoadedModel(Config(), (), Translator(), None, "step 1", 0.0)
+    model = LoadedModel(Config(), (), (), None, Translator(), None, "step 1", 0.0)
     translate_lines(model, ["", "a dog", "a cat", "another"])
     err = capsys.readouterr().err
     assert "1 of 4 translations reached the longest length allowed" in err

@@ -37,6 +37,9 @@ class LoadedModel:
     """Of the first run."""
     params: tuple[Params, ...] = field(repr=False)
     """Of every checkpoint."""
+    models: tuple[Transformer, ...] = field(repr=False)
+    """What is applied to them, one for each."""
+    tokenizers: Tokenizers = field(repr=False)
     translator: Translator = field(repr=False)
     scorer: Scorer = field(repr=False)
     checkpoint: str
@@ -93,6 +96,8 @@ def load(choices: Sequence[Choice], decode: DecodeConfig) -> LoadedModel:
     return LoadedModel(
         config=first.config,
         params=tuple(member.params for member in members),
+        models=models,
+        tokenizers=first.tokenizers,
         translator=Translator(models, first.tokenizers, decode, mesh),
         scorer=Scorer(models, first.tokenizers, decode, mesh),
         checkpoint=" + ".join(member.name for member in members),

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 import jax
 from tensorboardX import SummaryWriter
-from tqdm.auto import tqdm
 
 from transformer_jax.chips import chip_of
 from transformer_jax.config import TrainConfig
-from transformer_jax.console import is_watched
+from transformer_jax.console import is_watched, progress_bar
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.distributed import is_first
 from transformer_jax.errors import UserError
@@ -67,7 +66,7 @@ class MetricsLog:
         )
         # Without a person at the terminal or in a notebook, lines of text take the bar's place.
         self._watched = self._reports and is_watched()
-        self._bar = tqdm(
+        self._bar = progress_bar(
             total=config.num_steps,
             initial=first_step,
             unit="step",
@@ -213,7 +212,7 @@ class MetricsLog:
     def print(self, text: str) -> None:
         """A line of text that does not break the progress bar."""
         if self._reports:
-            tqdm.write(text, file=sys.stderr)
+            self._bar.write(text, file=sys.stderr)
 
     def _start_window(self) -> None:
         self._total += self._window

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.config import Config, TokenizerConfig
-from transformer_jax.console import is_watched
+from transformer_jax.console import is_watched, progress_bar
 from transformer_jax.data.corpus import load_or_build
 from transformer_jax.data.findings import Inspection
 from transformer_jax.data.inspection import inspect_corpus
@@ -221,12 +221,10 @@ def _read_all(sources: Sequence[Pairs], what: str) -> Iterator[Pair]:
 
 def _watched(source: Pairs, what: str) -> Pairs:
     """The source, with a progress bar where a person looks."""
-    from tqdm.auto import tqdm
-
     options = {"total": source.count, "unit": " pairs", "unit_scale": True, "leave": False}
 
     def read() -> Iterator[Pair]:
         name = f"{what} {Path(source.name).name}"
-        return iter(tqdm(source.read(), desc=name, disable=not is_watched(), **options))
+        return iter(progress_bar(source.read(), desc=name, disable=not is_watched(), **options))
 
     return source._replace(read=read)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from transformer_jax.config import Config
-from transformer_jax.console import is_watched
+from transformer_jax.console import is_watched, progress_bar
 from transformer_jax.errors import UserError
 from transformer_jax.experiment import load_experiment
 from transformer_jax.run_directory import RunDirectory
@@ -114,10 +114,8 @@ def translate_blocks(
 
     A progress bar shows where a person looks, out of `total` lines where that is known.
     """
-    from tqdm.auto import tqdm
-
     first = cut = empty = 0
-    with tqdm(total=total, unit="line", disable=not shows_progress()) as bar:
+    with progress_bar(total=total, unit="line", disable=not shows_progress()) as bar:
 
         def check(done: int) -> None:
             bar.update(first + done - bar.n)

@@ -8,8 +8,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
+from transformer_jax.console import progress_bar
 from transformer_jax.data.text import scan
 from transformer_jax.errors import UserError
 
@@ -55,7 +54,7 @@ def _append(address: str, part: Path) -> None:
             size = file.truncate(0)
         total = size + int(response.headers.get("Content-Length") or 0)
         options = {"unit": "B", "unit_scale": True, "disable": not sys.stderr.isatty()}
-        with tqdm(desc=part.name, initial=size, total=total or None, **options) as bar:
+        with progress_bar(desc=part.name, initial=size, total=total or None, **options) as bar:
             while chunk := response.read(_CHUNK_BYTES):
                 bar.update(file.write(chunk))
         if file.tell() < total:
