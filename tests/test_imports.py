@@ -27,7 +27,7 @@ ORDER = [
     ["data.text", "data.cldr", "data.tfds_source", "data.download", "data.multi30k"],
     ["data.sources", "data.tokenizer", "data.sampling", "data.token_store", "data.corpus"],
     ["data.signals", "data.findings", "data.inspection"],
-    ["data.inspection_report", "inspection_page"],
+    ["page", "data.inspection_report", "inspection_page"],
     ["data.resampling", "data.batch_plan", "data.loader"],
     ["sharding"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],
