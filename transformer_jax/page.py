@@ -1,7 +1,8 @@
 """One HTML page that needs nothing else: its text, its plots, the scripts that draw them.
 
-Text reaches the page in two ways: escaped in `body`, or in `data` and `figures`, which are JSON that
-no script element can end. The page's policy lets only its own scripts run, and nothing be fetched.
+Text reaches the page in two ways: escaped in `body`, or in `data` and `figures`, which are JSON in
+which no script element can end. The page's policy lets its own scripts run alone, and forbids to
+fetch anything.
 """
 
 import base64
