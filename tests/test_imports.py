@@ -40,10 +40,11 @@ ORDER = [
     ["translate", "alignment", "scoring"],
     ["moses", "evaluate", "comet", "significance", "test_sets"],
     ["prepare", "loading"],
+    ["sentences", "report", "report_page"],
     ["train", "compile"],
     ["commands.shared", "commands.evaluate", "commands.train"],
     ["commands.streams", "commands.translate", "commands.score"],
-    ["commands.compile", "commands.inspect"],
+    ["commands.compile", "commands.inspect", "commands.report"],
     ["__main__"],
 ]
 
@@ -238,7 +239,7 @@ def test_text_is_looked_at_without_jax(stand_ins: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "translate", "score", "evaluate", "inspect", "compile"]
+    "command", ["", "train", "translate", "score", "evaluate", "report", "inspect", "compile"]
 )
 def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
     program = f"""

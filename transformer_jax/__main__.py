@@ -12,7 +12,7 @@ from transformer_jax.errors import UserError
 
 # A command is imported when it runs, and imports what it needs then: `--help` should not wait for
 # JAX.
-COMMANDS = ("train", "translate", "score", "evaluate", "inspect", "compile")
+COMMANDS = ("train", "translate", "score", "evaluate", "report", "inspect", "compile")
 
 USAGE = """usage: transformer-jax COMMAND ...
 
@@ -20,6 +20,7 @@ USAGE = """usage: transformer-jax COMMAND ...
   translate RUN [RUN ...] [options]              translate lines of text; several runs together
   score RUN [RUN ...] [options]                  log-probability of given translations
   evaluate RUN [RUN ...] [options]               translate a test set, score it, compare runs
+  report RUN [RUN ...] [--output FILE]           a page with curves, scores, translations
   inspect EXPERIMENT [--json] [--html FILE]      what is in the text, before training on it
   compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,11 +106,11 @@ def _read_rows(path: Path) -> list[dict]:
 
 def curve(run: Run, split: str, *names: str) -> dict[int, float | None]:
     """The sum of some metrics by step; of a step that was repeated, the later one."""
-    rows = [row for row in run.metrics if row.get("split") == split and names[0] in row]
-    points = {
-        row["step"]: None if None in (values := [row.get(name) for name in names]) else sum(values)
-        for row in rows
-    }
+    points = {}
+    for row in run.metrics:
+        if row.get("split") == split and names[0] in row:
+            values = [row[name] for name in names]
+            points[row["step"]] = None if None in values else sum(values)
     return dict(sorted(points.items()))
 
 
@@ -201,9 +202,8 @@ def attention_maps(
 
     from transformer_jax.loading import Choice, load
 
-    kind, _, steps = checkpoint.rpartition("step")
-    count = len(steps.split(","))
-    chosen = f"average:{count}" if kind else steps.strip()
+    first, *others = re.findall(r"\d+", checkpoint)
+    chosen = f"average:{1 + len(others)}" if others else first
     model = load([Choice.of(run.name, chosen)], run.config.decode)
     if model.checkpoint != checkpoint:
         raise UserError(f"{checkpoint} is not there any more, but {model.checkpoint} is")

@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
 
 def draw(count: int, wanted: int, seed: int) -> list[int]:
-    """Which of `count` sentences are shown, each as likely, in their order; all where 0 is wanted."""
+    """Which of `count` sentences are shown, each as likely, in order; all where 0 is wanted."""
     if not wanted or wanted >= count:
         return list(range(count))
     return sorted(random.Random(seed).sample(range(count), wanted))

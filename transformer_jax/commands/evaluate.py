@@ -257,6 +257,7 @@ def _report(
             "test_set": test_set.name,
             "fingerprint": test_set.fingerprint,
             "sentences": len(output.hypotheses),
+            "sources": options.sources,  # files given here; `report` reads them again
             "references": list(test_set.references),
             **{name: _rounded(name, score.score) for name, score in scores.items()},
             "signatures": {name: score.signature for name, score in scores.items()},
