@@ -26,7 +26,7 @@ def make_page(found: Inspection) -> str:
     table = escape("\n".join(describe(found)))
     return page.make_page(
         title=f"{found.source_language} -> {found.target_language}",
-        body=f"{reasons}{page.plot('plots', 'histograms')}<pre>{table}</pre>",
+        body=f"{reasons}{page.plot('plots', 'Sentences and pairs')}<pre>{table}</pre>",
         figures={"plots": _plot(found)},
     )
 

@@ -17,12 +17,15 @@ function element(name, attributes = {}, ...content) {
 function drawFigures(figures) {
   const color = getComputedStyle(document.body).color;
   const lines = "rgba(128, 128, 128, 0.3)";
+  const modebar = { color, bgcolor: "transparent" };
   const axis = { gridcolor: lines, zerolinecolor: lines, automargin: true };
   const template = { layout: { xaxis: axis, yaxis: axis } };
   for (const [name, { data, layout }] of Object.entries(figures)) {
-    const look = { template, font: { color }, paper_bgcolor: "transparent", plot_bgcolor: "transparent" };
-    const options = { responsive: true, displaylogo: false };
-    Plotly.newPlot(name, data, { ...layout, ...look }, options);
+    const background = { paper_bgcolor: "transparent", plot_bgcolor: "transparent" };
+    const look = { ...layout, ...background, template, modebar, font: { color } };
+    const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
+    const options = { responsive: true, displaylogo: false, modeBarButtons: buttons };
+    Plotly.newPlot(name, data, look, options);
   }
 }
 

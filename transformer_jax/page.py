@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ _PAGE = """<!DOCTYPE html>
 <style>{style}</style>
 </head>
 <body>
+<main>
 <h1>{title}</h1>
 {body}
+</main>
 {data}
 {scripts}
 </body>
@@ -68,25 +71,33 @@ def make_page(
     )
 
 
-def plot(name: str, description: str) -> str:
-    """HTML of the place where a figure is drawn."""
-    label = escape(description, quote=True)
-    return (
-        f'<div class="plot" id="{escape(name, quote=True)}" role="img" aria-label="{label}"></div>'
-    )
+def plot(name: str, title: str) -> str:
+    """HTML of the place where a figure is drawn, which has a name without spaces."""
+    return f'<figure><figcaption>{escape(title)}</figcaption><div id="{name}"></div></figure>'
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """HTML of a table of text, which scrolls in a box of its own; the first cell heads its row."""
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    lines = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(map(_cell, rest))}</tr>\n'
-        for first, *rest in rows
-    )
+    kinds = ["number" if _are_numbers(column) else "" for column in zip(*rows, strict=True)]
+    head = _row(repeat('th scope="col"'), kinds, header)
+    body = "\n".join(_row(chain(['th scope="row"'], repeat("td")), kinds, row) for row in rows)
     return (
         f"{open_box(caption)}<table><caption>{escape(caption)}</caption>"
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>{lines}</tbody></table></div>"
+        f"<thead>{head}</thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _row(tags: Iterable[str], kinds: Sequence[str], cells: Sequence[str]) -> str:
+    whole = "".join(
+        f'<{tag} class="{kind}">{escape(cell)}</{tag[:2]}>'
+        for kind, cell, tag in zip(kinds, cells, tags, strict=False)  # the tags go on
+    )
+    return f"<tr>{whole}</tr>"
+
+
+def _are_numbers(column: Sequence[str]) -> bool:
+    """Whether most are."""
+    return sum(cell.lstrip("-+")[:1].isdigit() for cell in column) > len(column) / 2
 
 
 def open_box(label: str) -> str:
@@ -97,11 +108,6 @@ def open_box(label: str) -> str:
 def paragraph(text: str, kind: str = "") -> str:
     """HTML of a paragraph of text; `kind` is its class."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
-
-
-def _cell(text: str) -> str:
-    is_number = text.lstrip("-+")[:1].isdigit()
-    return f'<td class="number">{escape(text)}</td>' if is_number else f"<td>{escape(text)}</td>"
 
 
 def _without_template(figure: "Figure") -> str:

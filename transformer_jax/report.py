@@ -27,7 +27,7 @@ class Run(NamedTuple):
     metrics: list[dict]
     """Rows of `metrics.jsonl`."""
     results: list[dict]
-    """Rows of `evaluations.jsonl` with signatures."""
+    """Rows of `evaluations.jsonl` with signatures and fingerprint."""
     old_results: int
     """How many rows there are without."""
 
@@ -79,7 +79,7 @@ def read_run(name: str) -> Run:
     config = directory.load_config()
     metrics = _read_rows(directory.path / "metrics.jsonl")
     rows = _read_rows(directory.results)
-    results = [row for row in rows if row.get("signatures")]
+    results = [row for row in rows if row.get("signatures") and row.get("fingerprint")]
     return Run(name, directory, config, metrics, results, len(rows) - len(results))
 
 
@@ -122,7 +122,7 @@ def find_evaluated(runs: Sequence[Run], directory: str = "") -> list[Evaluated]:
     newest: dict[str, dict[str, dict]] = {}
     for run in runs:
         for result in run.results:
-            newest.setdefault(result.get("fingerprint", ""), {})[run.name] = result
+            newest.setdefault(result["fingerprint"], {})[run.name] = result
     by_name = {run.name: run for run in runs}
     return [
         _read_evaluated(fingerprint, results, by_name, directory)
@@ -145,7 +145,7 @@ def _read_evaluated(
         for name, result in results.items():
             try:
                 hypotheses = _read_hypotheses(runs[name], result, test_set)
-                systems.append(System(name, result.get("checkpoint", ""), hypotheses))
+                systems.append(System(name, result["checkpoint"], hypotheses))
             except UserError as error:
                 absent.append(f"The translations of {name} are not shown: {error}.")
     first = next(iter(results))
@@ -167,7 +167,7 @@ def _find_test_set(result: dict, config: Config, directory: str) -> TestSet:
         found = test_sets.read_sacrebleu(name, languages, lambda text: None)
     else:
         raise UserError("its result does not name the file of the sources; evaluate again")
-    if found.fingerprint != result.get("fingerprint"):
+    if found.fingerprint != result["fingerprint"]:
         raise UserError("its text is another now, or not the run's own; evaluate again")
     return found
 

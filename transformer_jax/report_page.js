@@ -1,11 +1,11 @@
 const PAGE_SIZE = 25;
 const MARKS = { "": "span", "+": "ins", "-": "del" };
 
-/** The hypothesis with its differences; spaces stay outside of the marks. */
+/** The hypothesis with its differences; spaces before its words stay outside of the marks. */
 function showDifferences(parts) {
   const cell = element("td", { class: "text" });
   for (const [text, mark] of parts) {
-    const words = text.trimStart();
+    const words = mark === "-" ? text : text.trimStart();
     cell.append(text.slice(0, text.length - words.length), element(MARKS[mark], {}, words));
   }
   return cell;
@@ -143,7 +143,7 @@ class Sample {
 function showAttention(sentence, system, map) {
   const title = element("h2", {}, `Sentence ${sentence.number}, attention of ${system}`);
   const close = button("Close", () => dialog.close());
-  const dialog = element("dialog", { "aria-label": title.textContent }, title, close);
+  const dialog = element("dialog", { "aria-label": title.textContent }, element("header", {}, title, close));
   dialog.addEventListener("close", () => dialog.remove());
   if (typeof map === "string") {
     dialog.append(element("p", {}, `There is no map: ${map}.`));

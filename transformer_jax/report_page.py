@@ -17,21 +17,22 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Told apart by the colour-blind too."""
 
 _CURVES = {
-    "loss": ("loss",),
-    "perplexity": ("perplexity",),
-    "learning rate": ("learning_rate",),
-    "tokens a second, of source and target": (
+    "loss": ("Loss", "loss"),
+    "perplexity": ("Perplexity", "perplexity"),
+    "learning_rate": ("Learning rate", "learning_rate"),
+    "throughput": (
+        "Tokens a second, source and target",
         "source_tokens_per_second",
         "target_tokens_per_second",
     ),
-    "BLEU": ("BLEU",),
+    "BLEU": ("BLEU", "BLEU"),
 }
-"""Titles, and the metrics of `metrics.jsonl` whose sum is drawn."""
+"""Title, and the metrics of `metrics.jsonl` whose sum is drawn, by the name of the figure."""
 
 _DECODING = {
     "beam_size": "beam",
-    "length_penalty": "length penalty",
-    "max_extra_length": "longest +",
+    "length_penalty": "penalty",
+    "max_extra_length": "extra length",
 }
 
 
@@ -66,7 +67,7 @@ class Section(NamedTuple):
 def make_report(runs: Sequence[Run], sections: Sequence[Section]) -> str:
     """The page as text. What comes from the corpus is shown as text, whatever it holds."""
     figures = _draw_curves(runs)
-    curves = "".join(page.plot(name, f"{name} by step") for name in figures)
+    curves = "".join(page.plot(name, _CURVES[name][0]) for name in figures)
     body = [
         "<h2>Training</h2>",
         *map(page.paragraph, _without_metrics(runs)),
@@ -96,23 +97,21 @@ def _draw_curves(runs: Sequence[Run]) -> "dict[str, Figure]":
     from plotly.graph_objects import Figure
 
     figures = {}
-    for title, names in _CURVES.items():
+    for figure_name, (_, *names) in _CURVES.items():
         lines = []
         for index, run in enumerate(runs):
             for split, dash in (("train", "solid"), ("dev", "dot")):
                 lines.append(_line(f"{run.name} {split}", index, curve(run, split, *names), dash))
-        if title == "BLEU":
+        if figure_name == "BLEU":
             lines += _score_points(runs)
         figure = Figure([line for line in lines if line.x])
         if not figure.data:
             continue
-        figure.update_layout(
-            title=title, xaxis_title="step", showlegend=True, height=360, hovermode="x unified"
-        )
-        figure.update_layout(legend={"orientation": "h", "y": -0.25}, margin={"t": 40, "r": 10})
-        if title == "perplexity":
+        figure.update_layout(xaxis_title="step", showlegend=True, height=340, hovermode="x unified")
+        figure.update_layout(legend={"orientation": "h", "y": -0.25}, margin={"t": 30, "r": 10})
+        if figure_name == "perplexity":
             figure.update_yaxes(type="log")
-        figures[title] = figure
+        figures[figure_name] = figure
     return figures
 
 
@@ -136,7 +135,7 @@ def _score_points(runs: Sequence[Run]) -> list:
     for index, run in enumerate(runs):
         points: dict[str, dict[int, float]] = {}
         for result in run.results:
-            kind, _, step = result.get("checkpoint", "").partition(" ")
+            kind, _, step = result["checkpoint"].partition(" ")
             if kind == "step" and "BLEU" in result:
                 points.setdefault(result["test_set"], {})[int(step)] = result["BLEU"]
         for test_set, scores in points.items():
@@ -185,8 +184,8 @@ def _show_results(runs: Sequence[Run]) -> list[str]:
         if run.old_results:
             parts.append(
                 page.paragraph(
-                    f"{run.old_results} older results of {run.name} have no signatures and are "
-                    "left out: evaluate again."
+                    f"{run.old_results} older results of {run.name} lack signatures or checksum "
+                    "and are left out: evaluate again."
                 )
             )
         elif not run.results:
@@ -199,10 +198,10 @@ def _show_results(runs: Sequence[Run]) -> list[str]:
     rows = []
     for name, result in results:
         decoding = [f"{word} {result[key]}" for key, word in _DECODING.items() if key in result]
-        about = [name, result.get("checkpoint", ""), result["test_set"], str(result["sentences"])]
         cells = [_score_cell(score, result, notes) for score in scores]
-        rows.append([*about, ", ".join(decoding), *cells, str(result.get("unfinished", ""))])
-    header = ["run", "checkpoint", "test set", "sentences", "decoding", *scores, "unfinished"]
+        about = [", ".join(decoding), str(result.get("unfinished", "")), str(result["sentences"])]
+        rows.append([name, result["checkpoint"], result["test_set"], *cells, *about])
+    header = ["run", "checkpoint", "test set", *scores, "decoding", "unfinished", "sentences"]
     parts.append(page.table("Results", header, rows))
     signatures = [[note, score, signature] for (score, signature), note in notes.items()]
     parts.append(page.table("Signatures", ["", "score", "signature"], signatures))
@@ -220,10 +219,9 @@ def _score_cell(score: str, result: dict, notes: dict[tuple[str, str], str]) -> 
 
 def _show_section(number: int, section: Section) -> list[str]:
     evaluated, sample = section.evaluated, section.sample
-    checksum = evaluated.fingerprint[:8] or "none"
     parts = [
         f"<h2>Test set {escape(evaluated.name)}</h2>",
-        page.paragraph(f"Checksum {checksum}."),
+        page.paragraph(f"The checksum of its text begins with {evaluated.fingerprint[:8]}."),
         *map(page.paragraph, evaluated.absent),
     ]
     parts += _show_comparisons(section.comparisons)
@@ -240,23 +238,19 @@ def _show_comparisons(
     if not comparisons:
         return []
     rows = [
-        [
-            score,
-            system,
-            "" if one.mean is None else f"{one.mean:.2f} ± {one.interval:.2f}",
-            "baseline" if one.p_value is None else f"{one.p_value:.4f}",
-            signature,
-        ]
+        [score, *map(_comparison_cell, systems.values()), signature]
         for score, (signature, systems) in comparisons.items()
-        for system, one in systems.items()
     ]
-    header = ["score", "run", "mean ± half of the 95 % interval", "p", "signature"]
-    return [
-        page.table("Paired bootstrap against the first run", header, rows),
-        page.paragraph(
-            "p is how likely a difference from the baseline this large is by chance.", "note"
-        ),
-    ]
+    first, *others = next(iter(comparisons.values()))[1]
+    caption = f"Paired bootstrap against {first}"
+    note = "± is half of the 95 % interval; p is how likely a difference this large is by chance."
+    header = ["score", first, *others, "signature"]
+    return [page.table(caption, header, rows), page.paragraph(note)]
+
+
+def _comparison_cell(one: Comparison) -> str:
+    spread = f"{one.mean:.2f} ± {one.interval:.2f}"
+    return spread if one.p_value is None else f"{spread}, p = {one.p_value:.4f}"
 
 
 def _show_groups(number: int, section: Section) -> list[str]:
@@ -268,7 +262,7 @@ def _show_groups(number: int, section: Section) -> list[str]:
     header = ["words of the reference", "sentences", *names]
     return [
         page.table("Corpus BLEU by sentence length", header, rows),
-        page.plot(f"lengths-{number}", "BLEU by sentence length"),
+        page.plot(f"lengths-{number}", "Corpus BLEU"),
     ]
 
 
@@ -302,11 +296,11 @@ def _show_sample(number: int, evaluated: Evaluated, sample: Sample) -> list[str]
         f"{len(sample.numbers)} of {total} sentences. Words that the first reference lacks are "
         "marked. Scores are sacreBLEU's chrF of the sentence: "
     )
-    made_by = ", ".join(f"{one.name}: {one.checkpoint}" for one in evaluated.systems)
+    made_by = "; ".join(f"{one.name} by {one.checkpoint}" for one in evaluated.systems)
     parts = [
         "<h3>Sentences</h3>",
         f"<p>{escape(words)}<code>{escape(sample.signature)}</code></p>",
-        page.paragraph(f"Translated by {made_by}."),
+        page.paragraph(f"Translations: {made_by}."),
     ]
     if sample.no_maps:
         parts.append(page.paragraph(f"There are no attention maps: {sample.no_maps}."))

@@ -47,8 +47,6 @@ def write_report(names: Sequence[str], options: ReportOptions) -> None:
     from transformer_jax.report import find_evaluated, read_run
     from transformer_jax.report_page import make_report
 
-    if len(set(names)) < len(names):
-        raise UserError("a run is given twice")
     for name in ("sentences", "attention_maps"):
         if getattr(options, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}: 0 or more")
@@ -56,6 +54,8 @@ def write_report(names: Sequence[str], options: ReportOptions) -> None:
     if not path.parent.is_dir():
         raise UserError(f"{path.parent}: no such folder; make it, or change --output")
     runs = [read_run(name) for name in names]
+    if len({run.directory.path for run in runs}) < len(runs):
+        raise UserError("a run is given twice")
     evaluated = find_evaluated(runs, options.directory)
     sections = [_make_section(one, runs, options) for one in evaluated]
     text = make_report(runs, sections)
