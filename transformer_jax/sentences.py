@@ -5,6 +5,7 @@ import re
 import string
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import sacrebleu
@@ -87,14 +88,14 @@ def mark_differences(
     """
     pattern = _CHARACTERS if base_language(target_language) in UNSPACED else _WORDS
     ours, theirs = pattern.findall(hypothesis), pattern.findall(reference)
+    rest = hypothesis[sum(len(space + word) for space, word in ours) :]  # of spaces
     parts: list[tuple[str, Mark]] = []
-    for text, mark in _differences(theirs, ours):
+    for text, mark in chain(_differences(theirs, ours), [(rest, "")] if rest else []):
         if parts and parts[-1][1] == mark:
             parts[-1] = (parts[-1][0] + text, mark)
         else:
             parts.append((text, mark))
-    rest = hypothesis[sum(len(space + word) for space, word in ours) :]
-    return [*parts, (rest, "")] if rest else parts
+    return parts
 
 
 def _differences(

@@ -1,0 +1,169 @@
+"""The page of `report` in a real browser: what it draws, sorts and opens, wide and on a phone."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from report_runs import EVIL, Runs, make_runs
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from transformer_jax.__main__ import main
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.usefixtures("one_device"),
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER) and not os.environ.get("CI"),
+        reason="no browser: apt-get install chromium chromium-driver",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(one_device: None, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def page(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Its address."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    arguments = [str(runs.first), str(runs.second), "--output", str(path)]
+    assert main(["report", *arguments, "--attention-maps", "3"]) == 0
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Chrome]:
+    options = ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with Chrome(options, ChromeService(DRIVER)) as driver:
+        yield driver
+
+
+@pytest.fixture(params=[1280, 390], ids=["desktop", "phone"])
+def browser(request: pytest.FixtureRequest, chrome: Chrome, page: str) -> Iterator[Chrome]:
+    """Shows the page at a width; it must leave no error and ask the network for nothing."""
+    size = {"width": request.param, "height": 900, "deviceScaleFactor": 1}
+    mobile = {"mobile": request.param < 600}
+    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | mobile)
+    for log in ("browser", "performance"):
+        chrome.get_log(log)
+    chrome.get(page)
+    wait = WebDriverWait(chrome, 30)
+    wait.until(lambda driver: driver.find_elements(By.CSS_SELECTOR, ".sample tbody tr"))
+    yield chrome
+    assert chrome.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
+    sent = [one["params"]["request"]["url"] for one in events if one["method"] == REQUEST]
+    assert [url for url in sent if not url.startswith(("data:", "blob:"))] == [page]
+    width = chrome.execute_script("return document.documentElement.scrollWidth")
+    assert width <= request.param
+
+
+REQUEST = "Network.requestWillBeSent"
+
+
+def header(browser: Chrome, title: str) -> WebElement:
+    (found,) = (one for one in headers(browser) if one.text.startswith(title))
+    return found
+
+
+def headers(browser: Chrome) -> list[WebElement]:
+    return browser.find_elements(By.CSS_SELECTOR, ".sample thead th")
+
+
+def column(browser: Chrome, title: str) -> list[str]:
+    place = [one.text.startswith(title) for one in headers(browser)].index(True)
+    rows = browser.find_elements(By.CSS_SELECTOR, ".sample tbody tr")
+    return [
+        row.find_elements(By.TAG_NAME, "td")[place].get_attribute("textContent") for row in rows
+    ]
+
+
+def test_plots_are_drawn(browser: Chrome, runs: Runs) -> None:
+    for name in ("loss", "perplexity", "learning_rate", "throughput", "BLEU", "lengths-0"):
+        plot = browser.find_element(By.ID, name)
+        assert plot.find_elements(By.CSS_SELECTOR, ".trace"), name
+        assert plot.size["width"] <= browser.execute_script("return innerWidth")
+    legend = browser.find_element(By.ID, "loss").get_attribute("textContent")
+    assert f"{runs.first} train" in legend and f"{runs.second} dev" in legend
+
+
+def test_text_of_the_corpus_is_only_text(browser: Chrome, runs: Runs) -> None:
+    assert column(browser, "source") == runs.sources
+    assert column(browser, "reference") == runs.references
+    assert runs.sources[0] == EVIL
+    assert not browser.find_elements(By.TAG_NAME, "img")
+    (marked,) = browser.find_elements(By.CSS_SELECTOR, ".sample tr:first-child td:nth-child(5) ins")
+    assert marked.text == "!"
+
+
+@pytest.mark.parametrize("title", ["words", "chrF", "difference"])
+def test_a_header_sorts_the_rows(browser: Chrome, runs: Runs, title: str) -> None:
+    if title == "chrF":
+        title = f"chrF {runs.second}"
+    numbers = column(browser, "no.")
+    values = dict(zip(numbers, map(float, column(browser, title)), strict=True))
+    assert len(set(values.values())) > 3
+    for direction, sign in (("ascending", 1), ("descending", -1)):
+        header(browser, title).find_element(By.TAG_NAME, "button").click()
+        assert header(browser, title).get_attribute("aria-sort") == direction
+        sorted_numbers = column(browser, "no.")
+        assert sorted(sorted_numbers) == sorted(numbers)
+        assert sorted_numbers == sorted(sorted_numbers, key=lambda number: sign * values[number])
+    assert header(browser, "no.").get_attribute("aria-sort") == "none"
+
+
+def test_the_difference_is_of_two_runs_that_are_chosen(browser: Chrome) -> None:
+    first, second = browser.find_elements(By.CSS_SELECTOR, ".sample select")
+    before = [float(text) for text in column(browser, "difference")]
+    Select(first).select_by_index(0)
+    assert set(column(browser, "difference")) == {"0.0"}
+    Select(second).select_by_index(1)
+    after = [float(text) for text in column(browser, "difference")]
+    assert any(before) and after == [-value for value in before]
+
+
+def test_missing_words_are_shown_when_asked(browser: Chrome) -> None:
+    missing = browser.find_elements(By.CSS_SELECTOR, ".sample del")
+    assert missing and not any(word.is_displayed() for word in missing)
+    browser.find_element(By.CSS_SELECTOR, ".sample input").click()
+    assert all(word.is_displayed() for word in missing)
+
+
+def test_a_click_opens_an_attention_map(browser: Chrome) -> None:
+    buttons = browser.find_elements(By.CSS_SELECTOR, ".sample td button")
+    assert len(buttons) == 3
+    buttons[1].click()
+    (dialog,) = browser.find_elements(By.TAG_NAME, "dialog")
+    sections = browser.execute_script("return sections[0].maps[1]")
+    rows = dialog.find_elements(By.CSS_SELECTOR, "tbody tr")
+    pieces = [row.find_element(By.TAG_NAME, "th").get_attribute("textContent") for row in rows]
+    assert pieces == sections["target"]
+    mean = weights(rows[0])
+    assert len(mean) == len(sections["source"]) and sum(mean) == pytest.approx(1, abs=0.02)
+    heads = []
+    for head in (1, 2):
+        Select(dialog.find_elements(By.TAG_NAME, "select")[1]).select_by_index(head)
+        heads.append(weights(dialog.find_element(By.CSS_SELECTOR, "tbody tr")))
+    assert heads[0] != heads[1]
+    both = [(one + other) / 2 for one, other in zip(*heads, strict=True)]
+    assert both == pytest.approx(mean, abs=0.002)
+    dialog.find_element(By.TAG_NAME, "button").click()
+    WebDriverWait(browser, 5).until(lambda driver: not driver.find_elements(By.TAG_NAME, "dialog"))
+
+
+def weights(row: WebElement) -> list[float]:
+    cells = row.find_elements(By.TAG_NAME, "td")
+    return [float(cell.get_attribute("title").rpartition(": ")[2]) for cell in cells]
