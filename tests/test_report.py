@@ -20,7 +20,7 @@ from sacrebleu.significance import PairedTest
 import transformer_jax as tj
 from transformer_jax.__main__ import main
 from transformer_jax.errors import UserError
-from transformer_jax.report import curve, read_run
+from transformer_jax.report import curve, read_runs
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -67,7 +67,7 @@ def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_sentences_scores_and_differences(runs: Runs, page: str) -> None:
     (section,) = held(page, "data")
     sentences = section["sentences"]
-    assert section["systems"] == [str(runs.first), str(runs.second)]
+    assert section["systems"] == ["first", "second"]
     assert [one["number"] for one in sentences] == list(range(1, len(runs.sources) + 1))
     assert [one["source"] for one in sentences] == runs.sources
     assert [one["references"] for one in sentences] == [[text] for text in runs.references]
@@ -137,7 +137,7 @@ def test_the_first_run_is_the_baseline_of_the_bootstrap(runs: Runs, page: str) -
     systems = [("a", runs.first_hypotheses), ("b", runs.second_hypotheses)]
     metrics = {"BLEU": sacrebleu.BLEU(force=True), "chrF": sacrebleu.CHRF()}
     text = visible(page)
-    assert f"Paired bootstrap against {runs.first}" in text
+    assert "Paired bootstrap against first" in text
     for name, metric in metrics.items():
         _, found = PairedTest(systems, {name: metric}, [runs.references], test_type="bs")()
         first, second = next(found[column] for column in found if column != "System")
@@ -165,15 +165,15 @@ def test_bleu_by_length_is_there(runs: Runs, page: str) -> None:
 def test_curves_are_those_of_the_metrics(runs: Runs, page: str) -> None:
     figures = held(page, "figures")
     lines = {name: {line["name"]: line for line in figures[name]["data"]} for name in figures}
-    train, dev = f"{runs.first} train", f"{runs.first} dev"
+    train, dev = "first train", "first dev"
     assert lines["loss"][train]["y"] == [5.0, 4.0] and lines["loss"][dev]["y"] == [4.5, 3.5]
     assert lines["perplexity"][dev]["y"] == [70.0, 30.0]
     assert lines["learning_rate"][train]["x"] == [100, 200]
     assert lines["throughput"][train]["y"] == [250.0, 250.0]
     assert lines["BLEU"][dev]["y"] == [12.5] and lines["BLEU"][dev]["x"] == [200]
-    (tested,) = (line for name, line in lines["BLEU"].items() if name == f"{runs.first} test")
+    (tested,) = (line for name, line in lines["BLEU"].items() if name == "first test")
     assert tested["x"] == [2000]
-    assert set(lines["loss"]) == {train, dev, f"{runs.second} train", f"{runs.second} dev"}
+    assert set(lines["loss"]) == {train, dev, "second train", "second dev"}
 
 
 def test_of_a_repeated_step_the_later_metrics_count(runs: Runs, tmp_path: Path) -> None:
@@ -181,10 +181,17 @@ def test_of_a_repeated_step_the_later_metrics_count(runs: Runs, tmp_path: Path) 
     rows = [(100, 5.0), (200, 4.0), (300, None), (200, 3.5)]
     lines = [json.dumps({"step": step, "split": "train", "loss": loss}) for step, loss in rows]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 400, "spl']))
-    assert curve(read_run(str(tmp_path)), "train", "loss") == {100: 5.0, 200: 3.5, 300: None}
+    (run,) = read_runs([str(tmp_path)])
+    assert curve(run, "train", "loss") == {100: 5.0, 200: 3.5, 300: None}
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 400, "spl', ""]))
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 5: no JSON"):
-        read_run(str(tmp_path))
+        read_runs([str(tmp_path)])
+
+
+def test_runs_are_named_by_their_folders_where_those_differ(runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs.second, tmp_path / "first")
+    paths = [str(runs.first), str(tmp_path / "first")]
+    assert [run.name for run in read_runs(paths)] == paths
 
 
 def test_differences_of_the_configurations(page: str) -> None:
@@ -203,8 +210,8 @@ def test_a_run_without_metrics_and_scores(runs: Runs, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert main(["report", str(tmp_path), "--output", str(path)]) == 0
     page = path.read_text(encoding="utf-8")
-    assert f"{tmp_path} has no metrics (yet)." in visible(page)
-    assert f"{tmp_path} has not been evaluated (yet)." in visible(page)
+    assert f"{tmp_path.name} has no metrics (yet)." in visible(page)
+    assert f"{tmp_path.name} has not been evaluated (yet)." in visible(page)
     assert held(page, "data") == [] and held(page, "figures") == {}
 
 
@@ -241,8 +248,8 @@ def test_translations_that_are_gone(runs: Runs, tmp_path: Path) -> None:
     arguments = ["report", str(run), str(runs.second), "--output", str(path)]
     assert main([*arguments, "--attention-maps", "0"]) == 0
     page = path.read_text(encoding="utf-8")
-    assert f"The translations of {run} are not shown: " in visible(page)
-    assert held(page, "data")[0]["systems"] == [str(runs.second)]
+    assert "The translations of run are not shown: " in visible(page)
+    assert held(page, "data")[0]["systems"] == ["second"]
 
 
 def test_results_of_older_versions_are_told_of(runs: Runs, tmp_path: Path) -> None:
@@ -250,7 +257,7 @@ def test_results_of_older_versions_are_told_of(runs: Runs, tmp_path: Path) -> No
     (tmp_path / "evaluations.jsonl").write_text('{"test_set": "old", "BLEU": 1.5}\n')
     path = tmp_path / "page.html"
     assert main(["report", str(tmp_path), "--output", str(path)]) == 0
-    assert f"1 older results of {tmp_path} lack" in visible(path.read_text(encoding="utf-8"))
+    assert f"1 older results of {tmp_path.name} lack" in visible(path.read_text(encoding="utf-8"))
 
 
 def test_files_that_were_evaluated_are_found_again(runs: Runs, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from transformer_jax.test_sets import TestSet
 
 
 class Run(NamedTuple):
-    """A run, by the name that the user gave it."""
+    """A run, by the name that the page gives it."""
 
     name: str
     directory: RunDirectory
@@ -73,9 +73,20 @@ class AttentionMap(NamedTuple):
     """Base64 of bytes: [layers, heads, target, source], where 255 is a weight of 1."""
 
 
-def read_run(name: str) -> Run:
-    """Reads a run's directory. Raises UserError where it is none, or a file in it is broken."""
-    directory = RunDirectory(name)
+def read_runs(paths: Sequence[str]) -> list[Run]:
+    """Reads runs' directories, and names them by their folders where those differ.
+
+    Raises UserError where one is none or given twice, or a file in it is broken.
+    """
+    directories = [RunDirectory(path) for path in paths]
+    if len({directory.path for directory in directories}) < len(paths):
+        raise UserError("a run is given twice")
+    folders = [directory.path.name for directory in directories]
+    names = folders if len(set(folders)) == len(folders) else paths
+    return [_read_run(*named) for named in zip(names, directories, strict=True)]
+
+
+def _read_run(name: str, directory: RunDirectory) -> Run:
     config = directory.load_config()
     metrics = _read_rows(directory.path / "metrics.jsonl")
     rows = _read_rows(directory.results)
@@ -204,7 +215,7 @@ def attention_maps(
 
     first, *others = re.findall(r"\d+", checkpoint)
     chosen = f"average:{1 + len(others)}" if others else first
-    model = load([Choice.of(run.name, chosen)], run.config.decode)
+    model = load([Choice.of(str(run.directory.path), chosen)], run.config.decode)
     if model.checkpoint != checkpoint:
         raise UserError(f"{checkpoint} is not there any more, but {model.checkpoint} is")
     for source, hypothesis in zip(sources, hypotheses, strict=True):

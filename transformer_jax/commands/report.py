@@ -35,16 +35,16 @@ class ReportOptions:
 
 def run(arguments: list[str]) -> int:
     """Writes a page about runs; see `ReportOptions`."""
-    names, rest = split_runs(arguments, "report RUN [RUN ...]")
+    paths, rest = split_runs(arguments, "report RUN [RUN ...]")
     options = parse("report", ReportOptions(), rest)
-    write_report(names, options)
+    write_report(paths, options)
     return 0
 
 
-def write_report(names: Sequence[str], options: ReportOptions) -> None:
+def write_report(paths: Sequence[str], options: ReportOptions) -> None:
     """Reads the runs and writes the page, whole or not at all."""
     from transformer_jax.data.text import atomic_writer
-    from transformer_jax.report import find_evaluated, read_run
+    from transformer_jax.report import find_evaluated, read_runs
     from transformer_jax.report_page import make_report
 
     for name in ("sentences", "attention_maps"):
@@ -53,9 +53,7 @@ def write_report(names: Sequence[str], options: ReportOptions) -> None:
     path = Path(options.output).expanduser()
     if not path.parent.is_dir():
         raise UserError(f"{path.parent}: no such folder; make it, or change --output")
-    runs = [read_run(name) for name in names]
-    if len({run.directory.path for run in runs}) < len(runs):
-        raise UserError("a run is given twice")
+    runs = read_runs(paths)
     evaluated = find_evaluated(runs, options.directory)
     sections = [_make_section(one, runs, options) for one in evaluated]
     text = make_report(runs, sections)
