@@ -1,28 +1,18 @@
 """The page of `report` in a real browser: what it draws, sorts and opens, wide and on a phone."""
 
-import json
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
+from browser import WIDTHS, needs_browser, open_chrome, shown
 from report_runs import EVIL, Runs, make_runs
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from transformer_jax.__main__ import main
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-pytestmark = [
-    pytest.mark.usefixtures("one_device"),
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER) and not os.environ.get("CI"),
-        reason="no browser: apt-get install chromium chromium-driver",
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("one_device"), needs_browser]
 
 
 @pytest.fixture(scope="module")
@@ -41,36 +31,14 @@ def page(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def chrome() -> Iterator[Chrome]:
-    options = ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with Chrome(options, ChromeService(DRIVER)) as driver:
+    with open_chrome() as driver:
         yield driver
 
 
-@pytest.fixture(params=[1280, 390], ids=["desktop", "phone"])
+@pytest.fixture(params=WIDTHS)
 def browser(request: pytest.FixtureRequest, chrome: Chrome, page: str) -> Iterator[Chrome]:
-    """Shows the page at a width; it must leave no error and ask the network for nothing."""
-    size = {"width": request.param, "height": 900, "deviceScaleFactor": 1}
-    mobile = {"mobile": request.param < 600}
-    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | mobile)
-    for log in ("browser", "performance"):
-        chrome.get_log(log)
-    chrome.get(page)
-    wait = WebDriverWait(chrome, 30)
-    wait.until(lambda driver: driver.find_elements(By.CSS_SELECTOR, ".sample tbody tr"))
-    yield chrome
-    assert chrome.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
-    sent = [one["params"]["request"]["url"] for one in events if one["method"] == REQUEST]
-    assert [url for url in sent if not url.startswith(("data:", "blob:"))] == [page]
-    width = chrome.execute_script("return document.documentElement.scrollWidth")
-    assert width <= request.param
-
-
-REQUEST = "Network.requestWillBeSent"
+    with shown(chrome, page, WIDTHS[request.param]):
+        yield chrome
 
 
 COLUMN = """

@@ -20,7 +20,7 @@ USAGE = """usage: transformer-jax COMMAND ...
   translate RUN [RUN ...] [options]              translate lines of text; several runs together
   score RUN [RUN ...] [options]                  log-probability of given translations
   evaluate RUN [RUN ...] [options]               translate a test set, score it, compare runs
-  report RUN [RUN ...] [--output FILE]           a page with curves, scores, translations
+  report RUN [RUN ...] [--output FILE]           one page: curves, scores, translations
   inspect EXPERIMENT [--json] [--html FILE]      what is in the text, before training on it
   compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there
 

@@ -1,12 +1,14 @@
 const PAGE_SIZE = 25;
-const MARKS = { "": "span", "+": "ins", "-": "del" };
 
 /** The hypothesis with its differences; spaces before its words stay outside of the marks. */
 function showDifferences(parts) {
-  const cell = element("td", { class: "text" });
+  const isEmpty = parts.every(([text, mark]) => mark === "-" || !text.trim());
+  const cell = element("td", { class: isEmpty ? "text empty" : "text" });
   for (const [text, mark] of parts) {
-    const words = mark === "-" ? text : text.trimStart();
-    cell.append(text.slice(0, text.length - words.length), element(MARKS[mark], {}, words));
+    const words = text.trimStart();
+    const space = text.slice(0, text.length - words.length);
+    if (mark === "-") cell.append(element("del", {}, space, element("s", {}, words)));
+    else cell.append(space, mark === "+" ? element("ins", {}, words) : words);
   }
   return cell;
 }
