@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from sacrebleu.significance import PairedTest
 
 import transformer_jax as tj
 from transformer_jax.__main__ import main
+from transformer_jax.config import DecodeConfig
 from transformer_jax.errors import UserError
-from transformer_jax.report import curve, read_runs
+from transformer_jax.loading import Choice
+from transformer_jax.report import attention_maps, curve, read_runs
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -99,6 +102,29 @@ def test_attention_maps_are_those_of_the_model(runs: Runs, page: str) -> None:
         assert (found["layers"], found["heads"]) == expected.cross.shape[:2]
         weights = np.frombuffer(base64.b64decode(found["weights"]), np.uint8) / 255
         np.testing.assert_allclose(weights, expected.cross.ravel(), atol=0.51 / 255)
+
+
+def test_maps_are_of_the_checkpoint_that_translated(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several layers too, and of an average of weights, while those are there."""
+    cross = np.random.default_rng(0).dirichlet(np.ones(5), size=(3, 2, 4))
+    maps = SimpleNamespace(source_pieces=["s"] * 5, target_pieces=["t"] * 4, cross=cross)
+    chosen = []
+
+    def load(choices: list[Choice], decode: DecodeConfig) -> SimpleNamespace:
+        chosen.extend(choices)
+        attention = lambda source, target: maps  # noqa: E731
+        return SimpleNamespace(checkpoint="average of steps 10, 20, 30", attention=attention)
+
+    monkeypatch.setattr("transformer_jax.loading.load", load)
+    (run,) = read_runs([str(runs.first)])
+    (found,) = attention_maps(run, "average of steps 10, 20, 30", ["a"], ["b"])
+    assert chosen[0].average_last == 3 and chosen[0].run.path == runs.first
+    weights = np.frombuffer(base64.b64decode(found.weights), np.uint8).reshape(3, 2, 4, 5)
+    np.testing.assert_allclose(weights / 255, cross, atol=0.51 / 255)
+    with pytest.raises(UserError, match="step 5 is not there any more, but average of"):
+        list(attention_maps(run, "step 5", ["a"], ["b"]))
 
 
 def test_fewer_sentences_are_drawn_by_the_seed(runs: Runs, tmp_path: Path) -> None:
