@@ -41,8 +41,9 @@ class Runs(NamedTuple):
 def make_runs(folder: Path) -> Runs:
     """Trained weights of long ago, with what they translated then."""
     known = json.loads((GOLDEN / "translations.json").read_text(encoding="utf-8"))
-    sources = [EVIL, *(entry["source"] for entry in known)]
-    first_hypotheses = [f"{EVIL}!", *(entry["translation"] for entry in known)]
+    more = [f"Wort {count}" for count in range(10)]
+    sources = [EVIL, *(entry["source"] for entry in known), *more]
+    first_hypotheses = [f"{EVIL}!", *(entry["translation"] for entry in known), *more]
     second_hypotheses = [text.replace("2", "").title() for text in first_hypotheses]
     references = [" ".join(reversed(text.split(" "))) for text in second_hypotheses]
     references[0] = EVIL
