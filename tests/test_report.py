@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sacrebleu
-from report_runs import EVIL, Runs, evaluate, make_runs
+from report_runs import EVIL, SPEED, Runs, evaluate, make_runs
 from sacrebleu.significance import PairedTest
 
 import transformer_jax as tj
@@ -202,6 +202,15 @@ def test_curves_are_those_of_the_metrics(runs: Runs, page: str) -> None:
     assert set(lines["loss"]) == {train, dev, "second train", "second dev"}
 
 
+def test_curves_that_were_not_recorded_are_named(runs: Runs, tmp_path: Path) -> None:
+    shutil.copy(runs.first / "config.json", tmp_path)
+    row = {"step": 1, "split": "train", "loss": 1.0, "learning_rate": 0.1, **SPEED}
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(row)}\n")
+    path = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--output", str(path)]) == 0
+    assert "Not recorded: Perplexity; BLEU." in visible(path.read_text(encoding="utf-8"))
+
+
 def test_of_a_repeated_step_the_later_metrics_count(runs: Runs, tmp_path: Path) -> None:
     shutil.copy(runs.first / "config.json", tmp_path)
     rows = [(100, 5.0), (200, 4.0), (300, None), (200, 3.5)]
@@ -236,6 +245,7 @@ def test_a_run_without_metrics_and_scores(runs: Runs, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert main(["report", str(tmp_path), "--output", str(path)]) == 0
     page = path.read_text(encoding="utf-8")
+    assert "Not recorded" not in visible(page)
     assert f"{tmp_path.name} has no metrics (yet)." in visible(page)
     assert f"{tmp_path.name} has not been evaluated (yet)." in visible(page)
     assert held(page, "data") == [] and held(page, "figures") == {}

@@ -70,7 +70,7 @@ def make_report(runs: Sequence[Run], sections: Sequence[Section]) -> str:
     curves = "".join(page.plot(name, _CURVES[name][0]) for name in figures)
     body = [
         "<h2>Training</h2>",
-        *map(page.paragraph, _without_metrics(runs)),
+        *map(page.paragraph, _without_metrics(runs, figures)),
         f'<div class="plots">{curves}</div>',
         "<h2>Configuration</h2>",
         *_show_configurations(runs),
@@ -133,19 +133,24 @@ def _score_points(runs: Sequence[Run]) -> list:
     """BLEU of test sets by the step of the checkpoint; of averages there is none."""
     lines = []
     for index, run in enumerate(runs):
-        points: dict[str, dict[int, float]] = {}
+        points: dict[tuple[str, str], dict[int, float]] = {}
         for result in run.results:
             kind, _, step = result["checkpoint"].partition(" ")
             if kind == "step" and "BLEU" in result:
-                points.setdefault(result["test_set"], {})[int(step)] = result["BLEU"]
-        for test_set, scores in points.items():
+                test_set = result["test_set"], result["fingerprint"]
+                points.setdefault(test_set, {})[int(step)] = result["BLEU"]
+        for (test_set, _), scores in points.items():
             found = dict(sorted(scores.items()))
             lines.append(_line(f"{run.name} {test_set}", index, found, "dash"))
     return lines
 
 
-def _without_metrics(runs: Sequence[Run]) -> list[str]:
-    return [f"{run.name} has no metrics (yet)." for run in runs if not run.metrics]
+def _without_metrics(runs: Sequence[Run], figures: "Mapping[str, Figure]") -> list[str]:
+    absent = [title for name, (title, *_) in _CURVES.items() if name not in figures]
+    return [
+        *(f"{run.name} has no metrics (yet)." for run in runs if not run.metrics),
+        *([f"Not recorded: {'; '.join(absent)}."] if absent and figures else []),
+    ]
 
 
 # --- Configuration -------------------------------------------------------------------------------
