@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "golden/run"
 
 @pytest.fixture(scope="module")
 def run(one_device: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its weights of step 2000, and at steps 100 and 200 those times 2 and 3."""
+    """Trained weights at step 2000, at 2001 and 2002 twice and three times those."""
     run = tmp_path_factory.mktemp("folder") / "run"
     shutil.copytree(GOLDEN, run)
     params = transformer_jax.load(str(run)).params[0]
@@ -49,6 +49,8 @@ def test_the_mean_is_a_run_that_translates(run: Path, tmp_path: Path, capsys) ->
         model.params[0],
         single,
     )
+    again = transformer_jax.load(str(new), checkpoint="average:2000,2001")
+    assert again.checkpoint == model.checkpoint
     assert model.translate(["26 May 2020"]) == transformer_jax.load(
         str(run), checkpoint="average:2000,2001"
     ).translate(["26 May 2020"])

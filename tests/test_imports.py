@@ -27,7 +27,7 @@ ORDER = [
     ["data.text", "data.cldr", "data.tfds_source", "data.download", "data.multi30k"],
     ["data.sources", "data.tokenizer", "data.sampling", "data.token_store", "data.corpus"],
     ["data.signals", "data.findings", "data.inspection"],
-    ["data.inspection_report", "inspection_page"],
+    ["page", "data.inspection_report", "inspection_page"],
     ["data.resampling", "data.batch_plan", "data.loader"],
     ["sharding"],
     ["model.masks", "model.layers", "model.attention", "model.transformer"],
@@ -40,11 +40,12 @@ ORDER = [
     ["translate", "alignment", "scoring"],
     ["moses", "evaluate", "comet", "significance", "test_sets"],
     ["prepare", "loading"],
+    ["sentences", "report", "report_page"],
     ["train", "compile"],
     ["commands.shared", "commands.systems", "commands.comparison", "commands.sweep"],
     ["commands.evaluate", "commands.train", "commands.average"],
     ["commands.streams", "commands.translate", "commands.score"],
-    ["commands.compile", "commands.inspect"],
+    ["commands.compile", "commands.inspect", "commands.report"],
     ["__main__"],
 ]
 
@@ -239,7 +240,8 @@ def test_text_is_looked_at_without_jax(stand_ins: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "translate", "score", "evaluate", "average", "inspect", "compile"]
+    "command",
+    ["", "train", "translate", "score", "evaluate", "average", "report", "inspect", "compile"],
 )
 def test_help_needs_no_jax(stand_ins: Path, command: str) -> None:
     program = f"""

@@ -1,8 +1,10 @@
 """The HTML page of an inspection: self-contained, and text of the corpus is only text on it."""
 
 import re
+from pathlib import Path
 
 import pytest
+from browser import needs_browser, open_chrome, shown
 from parallel_text import built_in, shift
 
 from transformer_jax.config import DataConfig
@@ -38,3 +40,11 @@ def test_plots_and_reasons_are_there(page: str) -> None:
     for title in ("sentences by words", "alignment (0 or less", "share of pairs lost"):
         assert title in page
     assert '<p class="stop">shifted: ' in page
+
+
+@needs_browser
+def test_a_browser_draws_it(page: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    with open_chrome() as chrome, shown(chrome, path.as_uri(), width=390):
+        assert chrome.find_element("id", "plots").find_elements("class name", "trace")

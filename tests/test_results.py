@@ -72,12 +72,12 @@ def test_results_are_curves_in_tensorboard(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_a_result() -> None:
-    assert steps_of(result_of("step 300", 1.0)) == [300]
-    assert steps_of(result_of("average of steps 300, 400", 1.0)) == [300, 400]
+    assert steps_of("step 300") == [300]
+    assert steps_of("average of steps 300, 400") == [300, 400]
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path))
     run.results.write_text('{"checkpoint": "step 1"}\n[1]\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"evaluations\.jsonl:2: not a result; delete the line"):
+    with pytest.raises(UserError, match=r"evaluations\.jsonl, line 2: no JSON object"):
         read_results(run)

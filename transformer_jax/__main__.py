@@ -12,7 +12,10 @@ from transformer_jax.errors import UserError
 
 # A command is imported when it runs, and imports what it needs then: `--help` should not wait for
 # JAX.
-COMMANDS = ("train", "translate", "score", "evaluate", "average", "inspect", "compile")
+COMMANDS = (
+    *("train", "translate", "score", "evaluate", "average", "report"),
+    *("inspect", "compile"),
+)
 
 USAGE = """usage: transformer-jax COMMAND ...
 
@@ -21,6 +24,7 @@ USAGE = """usage: transformer-jax COMMAND ...
   score RUN [RUN ...] [options]                  log-probability of given translations
   evaluate RUN [RUN ...] [options]               translate a test set, score it, compare runs
   average RUN@average:N NEW_RUN                  the mean of checkpoints, as a run of its own
+  report RUN [RUN ...] [--output FILE]           one page: curves, scores, translations
   inspect EXPERIMENT [--json] [--html FILE]      what is in the text, before training on it
   compile EXPERIMENT --topology v5e:4x4 [...]    memory and estimated time on devices not there
 

@@ -1,9 +1,10 @@
-"""An inspection as one HTML page that needs nothing else: its plots, its script, its text."""
+"""An inspection as one HTML page: its plots, its text."""
 
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_jax import page
 from transformer_jax.data.findings import Distribution, Inspection
 from transformer_jax.data.inspection_report import describe, find_reasons
 from transformer_jax.data.text import atomic_writer
@@ -11,39 +12,22 @@ from transformer_jax.data.text import atomic_writer
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>{title}</title>
-<style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 70em }}
-pre {{ overflow-x: auto }}
-.stop {{ color: #b00 }}
-</style></head>
-<body>
-<h1>{title}</h1>
-{reasons}
-{plots}
-<pre>{table}</pre>
-</body>
-</html>
-"""
-
 
 def write_page(path: Path, found: Inspection) -> None:
     """Writes the page, whole or not at all. Raises UserError when it cannot."""
-    page = make_page(found)
+    text = make_page(found)
     with atomic_writer(path) as file:
-        file.write(page.encode())
+        file.write(text.encode())
 
 
 def make_page(found: Inspection) -> str:
     """The page as text. What comes from the corpus is shown as text, whatever it holds."""
-    reasons = "".join(f'<p class="stop">{escape(reason)}</p>' for reason in find_reasons(found))
-    return _PAGE.format(
-        title=escape(f"{found.source_language} -> {found.target_language}"),
-        reasons=reasons,
-        plots=_plot(found).to_html(full_html=False, include_plotlyjs="inline"),
-        table=escape("\n".join(describe(found))),
+    reasons = "".join(page.paragraph(reason, "stop") for reason in find_reasons(found))
+    table = escape("\n".join(describe(found)))
+    return page.make_page(
+        title=f"{found.source_language} -> {found.target_language}",
+        body=f"{reasons}{page.plot('plots', 'Sentences and pairs')}<pre>{table}</pre>",
+        figures={"plots": _plot(found)},
     )
 
 

@@ -218,7 +218,9 @@ def _choose_several(
             return list(range(first, last + 1, every))
         return [step for step in steps if first <= step <= last]
     if re.fullmatch(r"\d+(,\d+)+", which):
-        return sorted(set(map(int, which.split(","))))
+        chosen = sorted(set(map(int, which.split(","))))
+        is_made_of_them = checkpoints.progress(steps[-1]).averaged_steps == chosen
+        return steps[-1:] if is_made_of_them else chosen
     return []
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
+from pathlib import Path
 
 from transformer_jax.data.text import atomic_writer
 from transformer_jax.errors import UserError
@@ -20,16 +21,27 @@ KEY = (
 
 def read_results(run: RunDirectory) -> list[Result]:
     """The table, none where nothing was scored. Raises UserError for a broken line."""
-    if not run.results.exists():
+    return read_rows(run.results)
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The objects of a file of JSON lines; none where there is no file.
+
+    A last line without its end is left out: someone is writing it. Raises UserError for one that is
+    none.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
         return []
-    results = []
-    with run.results.open(encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                results.append({**json.loads(line)})
-            except (ValueError, TypeError):
-                raise UserError(f"{run.results}:{number}: not a result; delete the line") from None
-    return results
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append({**json.loads(line)})
+        except (ValueError, TypeError) as error:
+            reason = f"no JSON object ({error})"
+            raise UserError(f"{path}, line {number}: {reason}; delete the line") from None
+    return rows
 
 
 def find_result(results: Iterable[Result], like: Result) -> Result | None:
@@ -46,9 +58,9 @@ def add_result(run: RunDirectory, result: Result) -> None:
     _to_tensorboard(run, result)
 
 
-def steps_of(result: Result) -> list[int]:
-    """The steps of the checkpoints whose mean was scored, one or several."""
-    return [int(step) for step in re.findall(r"\d+", str(result["checkpoint"]))]
+def steps_of(checkpoint: str) -> list[int]:
+    """Of `step 300`, or `average of steps 300, 400`."""
+    return [int(step) for step in re.findall(r"\d+", checkpoint)]
 
 
 def _key(result: Result) -> list[object]:
@@ -59,7 +71,7 @@ def _to_tensorboard(run: RunDirectory, result: Result) -> None:
     """A curve for each score, test set, search and number of averaged checkpoints."""
     from tensorboardX import SummaryWriter
 
-    steps = steps_of(result)
+    steps = steps_of(str(result["checkpoint"]))
     curve = f"beam{result['beam_size']}-alpha{result['length_penalty']}"
     if len(steps) > 1:
         curve += f"-average{len(steps)}"
