@@ -62,7 +62,7 @@ def test_the_mean_is_a_run_that_translates(run: Path, tmp_path: Path, capsys) ->
         (["{run}@average:2"], "usage: transformer-jax average RUN@average:5 NEW_RUN"),
         (["{run}", "{new}"], "which checkpoints? name them, such as {run}@average:5"),
         (["{run}@average:2", "{run}"], "{run}: there is something already"),
-        (["{run}@average:7", "{new}"], "has only"),
+        (["{run}@average:7", "{new}"], "keep_newest = 1"),
         (["{run}@average:1-7", "{new}"], "no checkpoint 'average:1-7'"),
         (["{new}@average:2", "{new}"], "not a run's directory"),
     ],

@@ -31,9 +31,8 @@ def loss_sums(
     """Cross entropy with the target distribution (1 - smoothing) one-hot + smoothing uniform.
 
     Uniform over the first `vocab_size` logits, or all; those beyond must be too low to matter.
-    Padding
-    (segment 0) weighs nothing, even where its logits are not finite. Section 5.4, and Szegedy et
-    al. 2015, section 7.
+    Padding (segment 0) weighs nothing, even where its logits are not finite. Section 5.4, and
+    Szegedy et al. 2015, section 7.
     """
     vocab_size = vocab_size or logits.shape[-1]
     real = segments != 0

@@ -1,14 +1,13 @@
 """Fetches a file, going on where an earlier try was cut."""
 
 import os
-import sys
 import urllib.error
 import urllib.request
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 
-from transformer_jax.console import progress_bar
+from transformer_jax.console import is_watched, progress_bar
 from transformer_jax.data.text import scan
 from transformer_jax.errors import UserError
 
@@ -53,7 +52,7 @@ def _append(address: str, part: Path) -> None:
         if response.status != HTTPStatus.PARTIAL_CONTENT:  # it comes from its beginning
             size = file.truncate(0)
         total = size + int(response.headers.get("Content-Length") or 0)
-        options = {"unit": "B", "unit_scale": True, "disable": not sys.stderr.isatty()}
+        options = {"unit": "B", "unit_scale": True, "disable": not is_watched()}
         with progress_bar(desc=part.name, initial=size, total=total or None, **options) as bar:
             while chunk := response.read(_CHUNK_BYTES):
                 bar.update(file.write(chunk))
