@@ -162,3 +162,17 @@ def test_options_that_do_not_go_together(
     named[1] += "@newest"
     assert main(named) == 2
     assert f"takes all checkpoints of a run: {run.path}@newest is not" in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_is_an_error_or_waited_for(
+    run: RunDirectory,
+    translated: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.rmtree(run.checkpoints)
+    assert main(arguments(run, "--all", "--metrics", "BLEU")) == 2
+    assert f"{run.path}: no complete checkpoint; train first" in capsys.readouterr().err
+    monkeypatch.setattr(time, "sleep", lambda seconds: add_checkpoint(run, 3000))
+    assert main(arguments(run, "--watch", "--metrics", "BLEU")) == 0
+    assert translated == ["step 3000"]

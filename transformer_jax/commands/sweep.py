@@ -28,9 +28,13 @@ def sweep(
 ) -> None:
     """Translates with each checkpoint whose result with these metrics is not in its run's table.
 
-    `tell` scores it. Watching, it goes on with new checkpoints until all runs are at their end.
+    `tell` scores it. Watching, it goes on with new checkpoints until all runs are at their end; not
+    watching, it raises UserError where a run has none.
     """
     sweeps = [_Sweep(system, decode, test_set, metrics) for system in systems]
+    for one in sweeps:
+        if not watch and not one.steps():
+            raise UserError(f"{one.system.name}: no complete checkpoint; train first, or --watch")
     while True:
         # Asked before the look, which then finds the last checkpoint too.
         over = not watch or all([one.is_over() for one in sweeps])
@@ -63,6 +67,13 @@ class _Sweep:
         self.model: LoadedModel | None = None
         self.gone: set[int] = set()
         self.known: set[int] = set()
+
+    def steps(self) -> list[int]:
+        """Those of all checkpoints."""
+        from transformer_jax.distributed import of_first
+        from transformer_jax.loading import trained_steps
+
+        return of_first(lambda: trained_steps(self.run))
 
     def is_over(self) -> bool:
         """Whether the training has come to its end, by the newest checkpoint."""

@@ -1,0 +1,289 @@
+"""An update of training, ours and PyTorch's, in turns on the same machine.
+
+Command    python experiments/benchmarks/train_step.py [--size small|base] [--rounds 5]
+           with parallel text, for the lengths of real sentences: --text FILE.en FILE.de
+           --peer none where PyTorch is not installed (pip install torch)
+Prints     seconds an update of each, round by round, and the ratio of their medians
+
+Without text every row is full: 2,048 source and 2,048 target tokens in sentences of 64, float32,
+dropout 0.1, label smoothing 0.1, Adam. With text it is tokens a second that counts, padding
+excluded: ours in packed rows; PyTorch's in batches of sentences of like length, as is usual, and in
+batches whose rows are padded to the longest allowed.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from transformer_jax.array_types import Batch
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    LossConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TokenizerConfig,
+)
+from transformer_jax.data.batch_plan import plan_epoch
+from transformer_jax.data.loader import PlannedBatches, Shard
+from transformer_jax.data.text import read_pairs
+from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.sharding import make_mesh
+from transformer_jax.train_step import init_state, jit_train_step
+
+VOCAB_SIZE, PAD, BOS = 8_000, 0, 1
+TOKENS, SENTENCE = 2_048, 64
+MODELS = {
+    "small": ModelConfig(num_layers=3, d_model=256, d_ff=1_024, num_heads=4),
+    "base": ModelConfig(),
+}
+
+
+class Update(NamedTuple):
+    """What is timed."""
+
+    run: Callable[[], None]
+    tokens: int
+    """Of both sides, padding excluded, that it trains on."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", choices=MODELS, default="small")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=3, help="in a round of one contender")
+    parser.add_argument("--peer", choices=["torch", "none"], default="torch")
+    parser.add_argument("--text", type=Path, nargs=2, metavar=("SOURCE", "TARGET"))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    config = Config(
+        data=DataConfig(max_length=256 if options.text else SENTENCE, tokens_per_update=TOKENS),
+        model=MODELS[options.size],
+        loss=LossConfig(label_smoothing=0.1),
+        optimizer=OptimizerConfig(),
+    )
+    result = compare(contenders(config, options), options.rounds, options.updates)
+    for name, row in result.items():
+        print(name, json.dumps(row))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def contenders(config: Config, options: argparse.Namespace) -> dict[str, Iterator[Update]]:
+    """The updates of each, endlessly."""
+    if not options.text:
+        sentences = np.random.default_rng(0).integers(4, VOCAB_SIZE, (2, TOKENS // SENTENCE, 64))
+        full = [full_batch(sentences)]
+        found = {"transformer_jax": ours(config, full)}
+        if options.peer == "torch":
+            found["torch"] = torchs(config, [tuple(sentences)])
+        return found
+    pairs = read_tokens(*options.text)
+    found = {"transformer_jax, packed": ours(config, packed_batches(pairs, config.data))}
+    if options.peer == "torch":
+        found["torch, like lengths"] = torchs(config, batches_of_like_length(pairs))
+        found["torch, all padded"] = torchs(config, padded_batches(pairs, config.data.max_length))
+    return found
+
+
+def compare(
+    contenders: dict[str, Iterator[Update]], rounds: int, updates: int
+) -> dict[str, dict[str, Any]]:
+    """Each in turn, so that what slows the machine slows all; the first round warms up."""
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, ones in contenders.items():
+            chosen = list(itertools.islice(ones, updates))
+            start = time.perf_counter()
+            for update in chosen:
+                update.run()
+            spent = time.perf_counter() - start
+            if number:
+                seconds[name].append(round(spent / updates, 3))
+                speeds[name].append(sum(update.tokens for update in chosen) / spent)
+    first = statistics.median(next(iter(speeds.values())))
+    return {
+        name: {
+            "seconds_an_update": seconds[name],
+            "tokens_per_second": round(statistics.median(speeds[name])),
+            "first_is_faster_by": round(first / statistics.median(speeds[name]), 2),
+        }
+        for name in contenders
+    }
+
+
+# --- Batches --------------------------------------------------------------------------------------
+
+
+def full_batch(sentences: np.ndarray) -> Batch:
+    """[side, sentence, token] → a batch, each sentence a row."""
+    rows, length = sentences.shape[1:]
+    return {
+        f"{side}{part}": array
+        for side, tokens in zip(("inputs", "targets"), sentences.astype(np.int32), strict=True)
+        for part, array in (
+            ("", tokens),
+            ("_positions", np.tile(np.arange(length, dtype=np.int32), (rows, 1))),
+            ("_segments", np.ones((rows, length), np.int32)),
+        )
+    }
+
+
+def read_tokens(source: Path, target: Path) -> list[tuple[list[int], list[int]]]:
+    """The pairs of a text as pieces of a vocabulary trained on it, those that fit."""
+    pairs = list(itertools.islice(read_pairs(source, target), 50_000))
+    config = TokenizerConfig(vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer(train_tokenizer(itertools.chain.from_iterable(pairs), config))
+    sides = (tokenizer.encode([pair[side] for pair in pairs]) for side in (0, 1))
+    encoded = zip(*sides, strict=True)
+    return [pair for pair in encoded if all(1 < len(side) <= 256 for side in pair)]
+
+
+class Tokens(NamedTuple):
+    """As a token store gives them."""
+
+    pairs: list[tuple[list[int], list[int]]]
+
+    def source(self, index: int) -> np.ndarray:
+        return np.array(self.pairs[index][0])
+
+    def target(self, index: int) -> np.ndarray:
+        return np.array(self.pairs[index][1])
+
+
+def lengths_of(pairs: list[tuple[list[int], list[int]]]) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
+
+
+def packed_batches(pairs: list, config: DataConfig) -> "PlannedBatches":
+    plan = plan_epoch(*lengths_of(pairs), config, 0, 0, 1)
+    return PlannedBatches(Tokens(pairs), plan, Shard(0, 1))
+
+
+def batches_of_like_length(pairs: list) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Sorted by length, cut where a side is full with its padding, in random order."""
+    pairs = sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0])))
+    batches, current = [], []
+    for pair in pairs:
+        longest = max(len(side) for one in [*current, pair] for side in one)
+        if current and longest * (len(current) + 1) > TOKENS:
+            batches.append(current)
+            current = []
+        current.append(pair)
+    return shuffled([padded(batch) for batch in batches])
+
+
+def padded_batches(pairs: list, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    rows = TOKENS // length
+    groups = [pairs[start : start + rows] for start in range(0, len(pairs) - rows, rows)]
+    return shuffled([padded(group, length) for group in groups])
+
+
+def padded(pairs: list, length: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    sides = []
+    for side in zip(*pairs, strict=True):
+        array = np.zeros((len(side), length or max(map(len, side))), np.int64)
+        for row, tokens in zip(array, side, strict=True):
+            row[: len(tokens)] = tokens
+        sides.append(array)
+    return tuple(sides)
+
+
+def shuffled(batches: list) -> list:
+    return [batches[index] for index in np.random.default_rng(0).permutation(len(batches))]
+
+
+# --- Contenders -----------------------------------------------------------------------------------
+
+
+def ours(config: Config, batches: "PlannedBatches | list[Batch]") -> Iterator[Update]:
+    """A step is compiled for each shape of batch, before it is timed."""
+    model, mesh = Transformer(config.model, VOCAB_SIZE, BOS), make_mesh(MeshConfig(data=1))
+    state, shardings = init_state(config, model, mesh)
+    step = jit_train_step(config, model, shardings, mesh)
+    compiled: dict[Any, Any] = {}
+
+    def run(batch: Batch) -> None:
+        nonlocal state
+        state, metrics = compiled[shape_of(batch)](state, batch)
+        jax.block_until_ready(metrics)
+
+    def shape_of(batch: Batch) -> tuple:
+        return tuple(array.shape for array in batch.values())
+
+    with jax.set_mesh(mesh):
+        for index in itertools.count():
+            batch = jax.device_put(batches[index % len(batches)])
+            if shape_of(batch) not in compiled:
+                compiled[shape_of(batch)] = step.lower(state, batch).compile()
+            tokens = sum(
+                int((batch[f"{side}_segments"] != 0).sum()) for side in ("inputs", "targets")
+            )
+            yield Update(lambda batch=batch: run(batch), tokens)
+
+
+def torchs(config: Config, batches: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Update]:
+    """`torch.nn.Transformer` with tied embeddings, PyTorch's own Adam and loss."""
+    import torch
+    from torch import nn
+
+    model = config.model
+    embedding = nn.Embedding(VOCAB_SIZE, model.d_model, padding_idx=PAD)
+    nn.init.normal_(embedding.weight, std=model.d_model**-0.5)
+    network = nn.Transformer(
+        model.d_model,
+        model.num_heads,
+        model.num_layers,
+        model.num_layers,
+        model.d_ff,
+        model.dropout_rate,
+        batch_first=True,
+    )
+    dropout = nn.Dropout(model.dropout_rate)
+    parameters = [*embedding.parameters(), *network.parameters()]
+    optimizer = torch.optim.Adam(parameters, 1e-4, (0.9, 0.98), 1e-9)
+    loss_of = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
+    angles = torch.arange(512)[:, None] / 10_000 ** (
+        torch.arange(0, model.d_model, 2) / model.d_model
+    )
+    positions = torch.stack([angles.sin(), angles.cos()], -1).reshape(512, model.d_model)
+
+    def embed(tokens: torch.Tensor) -> torch.Tensor:
+        scaled = embedding(tokens) * model.d_model**0.5
+        return dropout(scaled + positions[: tokens.shape[1]])
+
+    def run(source: torch.Tensor, target: torch.Tensor) -> None:
+        shifted = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], dim=1)
+        no_padding = bool((source != PAD).all() and (target != PAD).all())
+        decoded = network(
+            embed(source),
+            embed(shifted),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
+            tgt_is_causal=True,
+            src_key_padding_mask=None if no_padding else source == PAD,
+            memory_key_padding_mask=None if no_padding else source == PAD,
+        )
+        logits = decoded @ embedding.weight.T
+        optimizer.zero_grad()
+        loss_of(logits.flatten(0, 1), target.flatten()).backward()
+        optimizer.step()
+
+    for index in itertools.count():
+        source, target = (torch.from_numpy(side).long() for side in batches[index % len(batches)])
+        tokens = int((source != PAD).sum() + (target != PAD).sum())
+        yield Update(lambda s=source, t=target: run(s, t), tokens)
+
+
+if __name__ == "__main__":
+    main()
