@@ -171,6 +171,30 @@ def test_cached_decoding_equals_the_full_pass_at_every_position(norm):
                 np.testing.assert_allclose(logits[row, beam], full[0, index], atol=1e-5, rtol=1e-5)
 
 
+def test_hypotheses_keep_their_past_when_others_go_on_from_them():
+    """Parents are drawn at every step; the full pass sees each hypothesis alone."""
+    config, random = small_config(), np.random.default_rng(2)
+    params, model = builders.small_params(config), small_model(config)
+    (source, _), *_ = random_pairs(seed=6, count=1)
+    inputs = make_batch([[(source, [1])]], 14, 1)
+    variables = {"params": params}
+    memory = model.apply(variables, inputs["inputs"], inputs["inputs_segments"], method="remember")
+    decode_step = jax.jit(partial(model.apply, method="decode_step"))
+    cache = empty_cache(config.model, batch=1, beam=3, length=8)
+    prefixes = np.full((3, 1), BOS)
+    for index in range(7):
+        tokens = jnp.array(prefixes[None, :, -1], jnp.int32)
+        logits, cache = decode_step(variables, tokens, jnp.int32(index), memory, cache)
+        chosen = random.integers(4, VOCAB_SIZE, (3, 1))
+        for beam in range(3):
+            pair = (source, [*prefixes[beam, 1:].tolist(), 4])
+            full = logits_of(config, params, make_batch([[pair]], 14, index + 1))
+            np.testing.assert_allclose(logits[0, beam], full[0, index], atol=1e-5, rtol=1e-5)
+        parents = random.integers(0, 3, 3)
+        cache = cache.reorder(jnp.array([parents]))
+        prefixes = np.concatenate([prefixes[parents], chosen], axis=1)
+
+
 def influences(config, params, batch):
     """|d logits / d embedding|, summed over vocabulary and width: of the source, of the target.
 

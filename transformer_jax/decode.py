@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 Cache = Any
-"""A pytree of arrays, all of which lead with the dims [batch, beam]."""
+"""A pytree of arrays that lead with the dims [batch, beam], and are reordered at every step; a node
+with a method `reorder(parents)`, `parents` being [batch, beam], does so itself."""
 
 StepFn = Callable[
     [Int[Array, "batch beam"], Int[Array, ""], Cache],
@@ -21,7 +22,7 @@ StepFn = Callable[
 
 `tokens` are those just chosen, `position` is where they stand: the start mark at 0. Logits are of
 any float type. What the beams of a sentence share (the keys and values of the cross-attention)
-belongs in the function's closure, not in the cache, whose leaves are reordered at every step.
+belongs in the function's closure, not in the cache.
 """
 
 
@@ -111,7 +112,7 @@ def beam_search(
 
     Args:
       step_fn: scores the next token of every live hypothesis.
-      cache: its state before the start mark, leaves [batch, beam_size, ...].
+      cache: its state before the start mark.
       limits: the longest hypothesis of each sentence in tokens, end mark counted. Zero is for
         filler rows: they get one empty unfinished hypothesis with score 0, and cost no step.
       beam_size: live hypotheses, and hypotheses returned, per sentence. It may exceed the
@@ -171,7 +172,7 @@ def beam_search(
         done = state.done | _is_done(
             index, log_probs, finished.scores[:, num_certain - 1], limits, alpha
         )
-        return BeamState(index, tokens, log_probs, finished, done, _take(new_cache, parents))
+        return BeamState(index, tokens, log_probs, finished, done, _reorder(new_cache, parents))
 
     state = _initial_state(cache, limits, beam_size, max_length, special.pad)
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
@@ -186,8 +187,8 @@ def _check(
             raise ValueError(f"{name} is {size}: it must be 1 or more")
     if not 1 <= num_certain <= beam_size:
         raise ValueError(f"num_certain is {num_certain}: it must be from 1 to {beam_size}")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
-        if leaf.shape[:2] != (batch_size, beam_size):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cache, is_leaf=_reorders_itself):
+        if not _reorders_itself(leaf) and leaf.shape[:2] != (batch_size, beam_size):
             raise ValueError(
                 f"cache{jax.tree_util.keystr(path)} has shape {leaf.shape}: "
                 f"it must lead with batch {batch_size} and beam {beam_size}"
@@ -348,6 +349,19 @@ def _take(tree: Any, beams: Int[Array, "batch chosen"]) -> Any:
         return jax.vmap(lambda rows, chosen: rows[chosen])(leaf, beams)
 
     return jax.tree.map(take, tree)
+
+
+def _reorder(cache: Cache, parents: Int[Array, "batch beam"]) -> Cache:
+    """The cache of the hypotheses that go on from those of the beams `parents`."""
+
+    def reorder(node: Any) -> Any:
+        return node.reorder(parents) if _reorders_itself(node) else _take(node, parents)
+
+    return jax.tree.map(reorder, cache, is_leaf=_reorders_itself)
+
+
+def _reorders_itself(node: Any) -> bool:
+    return hasattr(node, "reorder")
 
 
 def _join(first: Hypotheses, second: Hypotheses) -> Hypotheses:

@@ -142,11 +142,11 @@ def _to_heads(
     return constrain(heads, "batch", None, "heads", "head_dim")
 
 
-def insert(cache: KeysValues, new: KeysValues, index: Int[Array, ""]) -> KeysValues:
-    """Writes keys and values of one position, [batch, 1, heads, dim], into a cache."""
+def insert(cache: KeysValues, new: KeysValues, place: Int[Array, ""]) -> KeysValues:
+    """Writes keys and values into a cache, from one of its places on."""
     return KeysValues(
         *(
-            jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), index, axis=1)
+            jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), place, axis=1)
             for old, part in zip(cache, new, strict=True)
         )
     )

@@ -28,3 +28,17 @@ def causal_same_segment(segments: Int[Array, "batch tgt"]) -> Bool[Array, "batch
     """`same_segment` of the target with itself, later keys forbidden (section 3.2.3)."""
     index = jnp.arange(segments.shape[1])
     return same_segment(segments, segments) & (index[:, None] >= index[None, :])
+
+
+def own_past(
+    places: Int[Array, "batch beam length"], index: Int[Array, ""]
+) -> Bool[Array, "batch beam past"]:
+    """True where, up to the position `index`, stands what a hypothesis is made of.
+
+    Keys are those of all beams at position 0, then at 1, and so on; `places` says in which beam's
+    place the hypothesis stood at each position.
+    """
+    batch, beam, length = places.shape
+    own = places[..., None] == jnp.arange(beam)
+    past = (jnp.arange(length) <= index)[:, None]
+    return (own & past).reshape(batch, beam, length * beam)

@@ -25,8 +25,23 @@ class Memory(NamedTuple):
     """Forbids the padding of the source."""
 
 
-Cache = tuple[KeysValues, ...]
-"""Of each decoder layer's attention to the target; [batch, beam, length, heads, head_dim]."""
+class Cache(NamedTuple):
+    """What decoding remembers of the target.
+
+    Hypotheses that go on from one leave its past where it is: a beam attends to the places of all
+    beams, but for those that are not its past. So the search copies a table of small numbers, and
+    never keys and values.
+    """
+
+    keys_values: tuple[KeysValues, ...]
+    """Of each decoder layer's attention to the target; [batch, length x beam, heads, head_dim]."""
+    places: Int[Array, "batch beam length"]
+    """The beam in whose place stands what a hypothesis was at each position before."""
+
+    def reorder(self, parents: Int[Array, "batch beam"]) -> "Cache":
+        """That of the hypotheses which go on from those of the beams `parents`."""
+        chosen = jnp.take_along_axis(self.places, parents[:, :, None], axis=1)
+        return self._replace(places=chosen)
 
 
 class AttentionWeights(NamedTuple):
@@ -128,29 +143,20 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         x: Float[Array, "batch beam model"],
+        self_bias: Float[Array, "batch 1 beam past"],
         memory: KeysValues,
         cross_bias: Float[Array, "batch 1 1 src"],
-        cache: KeysValues,
-        index: Int[Array, ""],
+        past: KeysValues,
+        place: Int[Array, ""],
     ) -> tuple[Float[Array, "batch beam model"], KeysValues]:
-        """One target position of every beam; the beams are the queries on the shared memory."""
-        batch, beam, _ = x.shape
-
-        def fold(y):  # each beam has a past of its own
-            return y.reshape(batch * beam, *y.shape[2:])
-
-        past = KeysValues(fold(cache.keys), fold(cache.values))
-        allowed = jnp.arange(past.keys.shape[1]) <= index
+        """One target position of every beam, kept from `place` on; the beams are the queries."""
 
         def attend(y):
-            y = fold(y)[:, None]
-            updated = insert(past, self.self_keys_values(y), index)
-            out, _ = self.self_attention(y, updated, masks.to_bias(allowed[None, None]), True)
-            return out.reshape(batch, beam, -1), updated
+            present = insert(past, self.self_keys_values(y), place)
+            return self.self_attention(y, present, self_bias, True)[0], present
 
-        x, updated = self.self_residual(x, attend, True)
-        cache = KeysValues(*(y.reshape(batch, beam, *y.shape[1:]) for y in updated))
-        return self._after_self_attention(x, memory, cross_bias, True)[0], cache
+        x, present = self.self_residual(x, attend, True)
+        return self._after_self_attention(x, memory, cross_bias, True)[0], present
 
     def _after_self_attention(self, x, memory, cross_bias, deterministic):
         x, weights = self.cross_residual(
@@ -265,15 +271,19 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Array, "batch beam vocab"], Cache]:
         """Logits of the token after `tokens`, which stand at position `index` of every beam."""
         x = self.embedding(tokens, jnp.broadcast_to(index, tokens.shape), deterministic=True)
+        beam = tokens.shape[1]
+        places = cache.places.at[:, :, index].set(jnp.arange(beam))
+        bias = masks.to_bias(masks.own_past(places, index))
         updated = []
         for layer, keys_values, past in zip(
-            self.decoder_layers, memory.keys_values, cache, strict=True
+            self.decoder_layers, memory.keys_values, cache.keys_values, strict=True
         ):
-            x, present = layer.step(x, keys_values, memory.bias, past, index)
+            x, present = layer.step(x, bias, keys_values, memory.bias, past, index * beam)
             updated.append(present)
         x = self.decoder_norm(x) if self.config.norm == "pre" else x
         # What is beyond the vocabulary would be chosen where the beam exceeds it.
-        return self.embedding.logits(x)[:, :, : self.vocab_size], tuple(updated)
+        logits = self.embedding.logits(x)[:, :, : self.vocab_size]
+        return logits, Cache(tuple(updated), places)
 
     def _stack(self, layers, x: Float[Array, "batch len model"], *arguments):
         """All layers of the encoder or of the decoder, one after the other."""
@@ -341,7 +351,8 @@ def empty_cache(config: ModelConfig, batch: int, beam: int, length: int) -> Cach
     """A cache for `length` target positions."""
 
     def zeros(head_dim: int) -> Array:
-        empty = jnp.zeros((batch, beam, length, config.num_heads, head_dim), config.dtype)
-        return constrain(empty, "batch", None, None, "heads", "head_dim")
+        empty = jnp.zeros((batch, length * beam, config.num_heads, head_dim), config.dtype)
+        return constrain(empty, "batch", None, "heads", "head_dim")
 
-    return (KeysValues(zeros(config.key_dim), zeros(config.value_dim)),) * config.num_layers
+    keys_values = (KeysValues(zeros(config.key_dim), zeros(config.value_dim)),) * config.num_layers
+    return Cache(keys_values, jnp.zeros((batch, beam, length), jnp.int32))
