@@ -85,7 +85,7 @@ def test_on_gpus_cudnn_computes_what_it_can() -> None:
     assert not use_cudnn(ModelConfig(**FITTING, attention="xla"), 8, 6)
     for lengths in ((7, 6), (8, 5), (1, 8)):
         assert not use_cudnn(ModelConfig(**FITTING), *lengths)
-    assert not use_cudnn(ModelConfig(**FITTING, attention="cudnn"), 1, 8), "decoding"
+    assert not use_cudnn(ModelConfig(**FITTING, attention="cudnn"), 1, 8), "making weights"
     with pytest.raises(UserError, match=r"model\.attention is 'cudnn': .* 7 and 6 tokens"):
         use_cudnn(ModelConfig(**FITTING, attention="cudnn"), 7, 6)
 

@@ -52,14 +52,16 @@ class Attention(nn.Module):
         keys_values: KeysValues,
         bias: Float[Array, "#batch 1 #q k"],
         deterministic: bool,
+        decoding: bool = False,
     ) -> tuple[Float[Array, "batch q model"], Float[Array, "batch heads q k"] | None]:
         """The output, and the weights before dropout; None where cuDNN computes, which gives none.
 
-        The compiler drops weights that nobody reads.
+        The compiler drops weights that nobody reads. Decoding has few queries, for which cuDNN's
+        kernel is not made.
         """
         config = self.config
         queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
-        if use_cudnn(config, bias.shape[2], bias.shape[3]):
+        if not decoding and use_cudnn(config, bias.shape[2], bias.shape[3]):
             heads, weights = _attend_by_cudnn(queries, keys_values, bias), None
         else:
             scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
@@ -105,7 +107,7 @@ def use_cudnn(config: ModelConfig, query_length: int, key_length: int) -> bool:
     Lengths are in tokens. Raises UserError where the configuration wants it and it cannot.
     """
     if query_length == 1 or config.attention == "xla":
-        return False  # decoding: one row of bias is for all queries, which cuDNN does not take
+        return False  # rows of one token are those that weights are made with, on any device
     obstacle = config.cudnn_obstacle
     if not obstacle and (query_length % 2 or key_length % 2):
         obstacle = f"rows are of {query_length} and {key_length} tokens, not of even numbers"

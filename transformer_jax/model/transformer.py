@@ -153,15 +153,16 @@ class DecoderLayer(nn.Module):
 
         def attend(y):
             present = insert(past, self.self_keys_values(y), place)
-            return self.self_attention(y, present, self_bias, True)[0], present
+            return self.self_attention(y, present, self_bias, True, decoding=True)[0], present
 
         x, present = self.self_residual(x, attend, True)
-        return self._after_self_attention(x, memory, cross_bias, True)[0], present
+        return self._after_self_attention(x, memory, cross_bias, True, decoding=True)[0], present
 
-    def _after_self_attention(self, x, memory, cross_bias, deterministic):
-        x, weights = self.cross_residual(
-            x, lambda y: self.cross_attention(y, memory, cross_bias, deterministic), deterministic
-        )
+    def _after_self_attention(self, x, memory, cross_bias, deterministic, decoding=False):
+        def attend(y):
+            return self.cross_attention(y, memory, cross_bias, deterministic, decoding)
+
+        x, weights = self.cross_residual(x, attend, deterministic)
         return _feed_forward(self, x, deterministic), weights
 
 
