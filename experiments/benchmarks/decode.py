@@ -113,14 +113,14 @@ def ours(marian: Any, sources: Sequence[Sequence[int]]) -> Translate:
     model, mesh = Transformer(config, VOCAB_SIZE, PAD), make_mesh(MeshConfig(data=1))
     decode = DecodeConfig(beam_size=BEAM, min_length=LENGTH)
     special = SpecialIds(pad=PAD, bos=PAD, eos=EOS)
-    find = jax.jit(partial(search, model, decode, special))
+    find = jax.jit(partial(search, (model,), decode, special))
     inputs = np.array([[*source, EOS] for source in sources], np.int32)
     segments, limits = np.ones_like(inputs), np.full((SENTENCES, 1), LENGTH, np.int32)
     params = jax.device_put(params)
 
     def translate() -> None:
         with jax.set_mesh(mesh):
-            jax.block_until_ready(find(params, inputs, segments, limits))
+            jax.block_until_ready(find((params,), inputs, segments, limits))
 
     return translate
 
