@@ -155,10 +155,13 @@ def is_trained(run: RunDirectory) -> bool:
 
     So it is not where training was stopped before.
     """
-    steps, train = trained_steps(run), run.load_config().train
-    if not steps:
+    train = run.load_config().train
+    if not run.checkpoints.is_dir():
         return False
     with Checkpoints(run.checkpoints) as checkpoints:
+        steps = _trained(checkpoints)
+        if not steps:
+            return False
         progress = checkpoints.progress(steps[-1])
     return steps[-1] >= train.num_steps or progress.is_out_of_patience(train.patience)
 

@@ -2,7 +2,8 @@
 
 Command    python experiments/benchmarks/decode.py [--rounds 5] [--peers transformers ctranslate2]
            for which: pip install torch transformers sentencepiece ctranslate2
-Prints     sentences a second of each, round by round, and the ratio of their medians
+Prints     seconds a batch and sentences a second of each, round by round, and the ratio of their
+           medians
 
 The weights are random, those of a Marian model of the transformers library, "small": 256 wide,
 1,024 in the feed-forward networks, 4 heads, 3 + 3 layers, 8,000 pieces. 64 sentences of 20 tokens
@@ -12,16 +13,16 @@ contender takes as many steps.
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from turns import Work, in_turns, tell
 
 from transformer_jax.config import DecodeConfig, MeshConfig
 from transformer_jax.convert import from_marian, marian_model_config
@@ -49,33 +50,8 @@ def main() -> None:
     contenders = {"transformer_jax": ours(marian, sources)}
     for peer in options.peers:
         contenders |= PEERS[peer](marian, sources)
-    result = compare(contenders, options.rounds, options.repeats)
-    for name, row in result.items():
-        print(name, json.dumps(row))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def compare(contenders: dict[str, Translate], rounds: int, repeats: int) -> dict[str, dict]:
-    """Each in turn, so that what slows the machine slows all; the first round warms up."""
-    speeds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, translate in contenders.items():
-            start = time.perf_counter()
-            for _ in range(repeats):
-                translate()
-            if number:
-                speed = SENTENCES * repeats / (time.perf_counter() - start)
-                speeds[name].append(round(speed, 1))
-    first = statistics.median(next(iter(speeds.values())))
-    return {
-        name: {
-            "sentences_per_second": found,
-            "median": statistics.median(found),
-            "first_is_faster_by": round(first / statistics.median(found), 2),
-        }
-        for name, found in speeds.items()
-    }
+    works = {name: repeat(Work(one, SENTENCES)) for name, one in contenders.items()}
+    tell(in_turns(works, options.rounds, options.repeats, "sentences"), options.json)
 
 
 def make_marian() -> Any:

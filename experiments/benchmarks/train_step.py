@@ -3,7 +3,8 @@
 Command    python experiments/benchmarks/train_step.py [--size small|base] [--rounds 5]
            with parallel text, for the lengths of real sentences: --text FILE.en FILE.de
            --peer none where PyTorch is not installed (pip install torch)
-Prints     seconds an update of each, round by round, and the ratio of their medians
+Prints     seconds an update and tokens a second of each, round by round, and the ratio of their
+           medians
 
 Without text every row is full: 2,048 source and 2,048 target tokens in sentences of 64, float32,
 dropout 0.1, label smoothing 0.1, Adam. With text it is tokens a second that counts, padding
@@ -13,15 +14,13 @@ batches whose rows are padded to the longest allowed.
 
 import argparse
 import itertools
-import json
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from turns import Work, in_turns, tell
 
 from transformer_jax.array_types import Batch
 from transformer_jax.config import (
@@ -49,14 +48,6 @@ MODELS = {
 }
 
 
-class Update(NamedTuple):
-    """What is timed."""
-
-    run: Callable[[], None]
-    tokens: int
-    """Of both sides, padding excluded, that it trains on."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", choices=MODELS, default="small")
@@ -72,14 +63,11 @@ def main() -> None:
         loss=LossConfig(label_smoothing=0.1),
         optimizer=OptimizerConfig(),
     )
-    result = compare(contenders(config, options), options.rounds, options.updates)
-    for name, row in result.items():
-        print(name, json.dumps(row))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    found = contenders(config, options)
+    tell(in_turns(found, options.rounds, options.updates, "tokens"), options.json)
 
 
-def contenders(config: Config, options: argparse.Namespace) -> dict[str, Iterator[Update]]:
+def contenders(config: Config, options: argparse.Namespace) -> dict[str, Iterator[Work]]:
     """The updates of each, endlessly."""
     if not options.text:
         sentences = np.random.default_rng(0).integers(4, VOCAB_SIZE, (2, TOKENS // SENTENCE, 64))
@@ -94,33 +82,6 @@ def contenders(config: Config, options: argparse.Namespace) -> dict[str, Iterato
         found["torch, like lengths"] = torchs(config, batches_of_like_length(pairs))
         found["torch, all padded"] = torchs(config, padded_batches(pairs, config.data.max_length))
     return found
-
-
-def compare(
-    contenders: dict[str, Iterator[Update]], rounds: int, updates: int
-) -> dict[str, dict[str, Any]]:
-    """Each in turn, so that what slows the machine slows all; the first round warms up."""
-    speeds: dict[str, list[float]] = {name: [] for name in contenders}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, ones in contenders.items():
-            chosen = list(itertools.islice(ones, updates))
-            start = time.perf_counter()
-            for update in chosen:
-                update.run()
-            spent = time.perf_counter() - start
-            if number:
-                seconds[name].append(round(spent / updates, 3))
-                speeds[name].append(sum(update.tokens for update in chosen) / spent)
-    first = statistics.median(next(iter(speeds.values())))
-    return {
-        name: {
-            "seconds_an_update": seconds[name],
-            "tokens_per_second": round(statistics.median(speeds[name])),
-            "first_is_faster_by": round(first / statistics.median(speeds[name]), 2),
-        }
-        for name in contenders
-    }
 
 
 # --- Batches --------------------------------------------------------------------------------------
@@ -207,7 +168,7 @@ def shuffled(batches: list) -> list:
 # --- Contenders -----------------------------------------------------------------------------------
 
 
-def ours(config: Config, batches: "PlannedBatches | list[Batch]") -> Iterator[Update]:
+def ours(config: Config, batches: "PlannedBatches | list[Batch]") -> Iterator[Work]:
     """A step is compiled for each shape of batch, before it is timed."""
     model, mesh = Transformer(config.model, VOCAB_SIZE, BOS), make_mesh(MeshConfig(data=1))
     state, shardings = init_state(config, model, mesh)
@@ -230,10 +191,10 @@ def ours(config: Config, batches: "PlannedBatches | list[Batch]") -> Iterator[Up
             tokens = sum(
                 int((batch[f"{side}_segments"] != 0).sum()) for side in ("inputs", "targets")
             )
-            yield Update(lambda batch=batch: run(batch), tokens)
+            yield Work(lambda batch=batch: run(batch), tokens)
 
 
-def torchs(config: Config, batches: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Update]:
+def torchs(config: Config, batches: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[Work]:
     """`torch.nn.Transformer` with tied embeddings, PyTorch's own Adam and loss."""
     import torch
     from torch import nn
@@ -282,7 +243,7 @@ def torchs(config: Config, batches: list[tuple[np.ndarray, np.ndarray]]) -> Iter
     for index in itertools.count():
         source, target = (torch.from_numpy(side).long() for side in batches[index % len(batches)])
         tokens = int((source != PAD).sum() + (target != PAD).sum())
-        yield Update(lambda s=source, t=target: run(s, t), tokens)
+        yield Work(lambda s=source, t=target: run(s, t), tokens)
 
 
 if __name__ == "__main__":

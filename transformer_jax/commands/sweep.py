@@ -80,7 +80,7 @@ class _Sweep:
         from transformer_jax.distributed import of_first
         from transformer_jax.loading import is_trained
 
-        return bool(of_first(lambda: is_trained(self.run)))
+        return of_first(lambda: is_trained(self.run))
 
     def waiting(self) -> list[int]:
         """The steps to be scored, ascending."""
