@@ -23,7 +23,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 ORDER = [
     ["errors", "console", "config_checks", "config_data", "config"],
     ["presets", "experiment", "array_types"],
-    ["distributed", "chips", "hlo"],
+    ["distributed", "chips", "hlo", "host_memory"],
     ["data.text", "data.cldr", "data.tfds_source", "data.download", "data.multi30k"],
     ["data.sources", "data.tokenizer", "data.sampling", "data.token_store", "data.corpus"],
     ["data.signals", "data.findings", "data.inspection"],

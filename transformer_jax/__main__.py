@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from transformer_jax.errors import UserError
+from transformer_jax.host_memory import keep_freed_memory
 
 # A command is imported when it runs, and imports what it needs then: `--help` should not wait for
 # JAX.
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def program() -> NoReturn:
     """The process of a command line, which SIGINT ends with status 130 whenever it comes."""
     signal.signal(signal.SIGINT, _interrupt)
+    keep_freed_memory()
     try:
         sys.exit(main())
     except KeyboardInterrupt:

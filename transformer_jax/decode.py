@@ -240,7 +240,7 @@ def _expand(
     num_children = min(beam_size, vocab_size)
     continues = allowed & (jnp.arange(vocab_size) != eos)
     logits = jnp.where(continues[:, None], logits, -jnp.inf)
-    logits, children = jax.lax.top_k(logits, num_children)
+    logits, children = top_k(logits, num_children)
     candidates = state.log_probs[:, :, None] + (logits - log_norm)
 
     log_probs, choice = jax.lax.top_k(candidates.reshape(batch_size, -1), beam_size)
@@ -253,6 +253,26 @@ def _expand(
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
         ended_log_probs = jnp.where(ends, ended_log_probs, -jnp.inf)
     return tokens, log_probs, ended_log_probs, parents
+
+
+def top_k(
+    x: Float[Array, "*rows vocab"], k: int
+) -> tuple[Float[Array, "*rows k"], Int32[Array, "*rows k"]]:
+    """`jax.lax.top_k` for long rows: the greatest elements, and where; of equals, the first.
+
+    They are in the k groups of neighbours that have the greatest maxima, so what is sorted is few:
+    XLA's own takes a third of the time of the logits on a CPU.
+    """
+    size = 64
+    if x.shape[-1] < 4 * k * size:
+        return tuple(jax.lax.top_k(x, k))
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)]
+    groups = jnp.pad(x, padding, constant_values=-jnp.inf).reshape(*x.shape[:-1], -1, size)
+    best = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)
+    candidates = jnp.take_along_axis(groups, best[..., None], axis=-2)
+    values, chosen = jax.lax.top_k(candidates.reshape(*best.shape[:-1], -1), k)
+    group = jnp.take_along_axis(best, chosen // size, axis=-1)
+    return values, group * size + chosen % size
 
 
 def forced_to_length(

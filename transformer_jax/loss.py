@@ -1,6 +1,7 @@
 """Label-smoothed cross entropy, as sums."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,20 +35,48 @@ def loss_sums(
     Padding (segment 0) weighs nothing, even where its logits are not finite. Section 5.4, and
     Szegedy et al. 2015, section 7.
     """
-    vocab_size = vocab_size or logits.shape[-1]
     real = segments != 0
-    piece = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
-    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
-    # Masked sums: they fuse with their neighbours, and their gradient is no scatter.
-    chosen = jnp.sum(jnp.where(piece == targets[..., None], logits, 0), axis=-1)
-    mean = jnp.sum(jnp.where(piece < vocab_size, logits, 0), axis=-1) / vocab_size
-    nll = log_normaliser - chosen
-    loss = (1 - smoothing) * nll + smoothing * (log_normaliser - mean)
+    loss, nll = cross_entropy(logits, targets, smoothing, vocab_size or logits.shape[-1])
     return LossSums(
         loss=jnp.sum(jnp.where(real, loss, 0)),
         nll=jnp.sum(jnp.where(real, nll, 0)),
         tokens=jnp.sum(real),
     )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def cross_entropy(
+    logits: Logits, targets: Targets, smoothing: float, vocab_size: int
+) -> tuple[Float[Array, "batch tgt"], Float[Array, "batch tgt"]]:
+    """Of each token, the cross entropy with the smoothed target, and with the target alone.
+
+    The logits are read three times (maximum, sum of exponentials, sum) and one of them is looked
+    up; the gradient, their softmax less the target distribution, is one pass over them.
+    """
+    return _cross_entropy_forward(logits, targets, smoothing, vocab_size)[0]
+
+
+def _cross_entropy_forward(logits: Array, targets: Array, smoothing: float, vocab_size: int):
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    nll = log_normaliser - chosen
+    mean = jnp.sum(logits[..., :vocab_size], axis=-1) / vocab_size
+    loss = (1 - smoothing) * nll + smoothing * (log_normaliser - mean)
+    return (loss, nll), (logits, targets, log_normaliser)
+
+
+def _cross_entropy_backward(smoothing: float, vocab_size: int, residuals, gradients):
+    logits, targets, log_normaliser = residuals
+    of_loss, of_nll = (each[..., None] for each in gradients)
+    piece = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
+    probabilities = jnp.exp(logits - log_normaliser[..., None])
+    right = (piece == targets[..., None]).astype(logits.dtype)
+    uniform = jnp.where(piece < vocab_size, 1 / vocab_size, 0)
+    smoothed = (1 - smoothing) * right + smoothing * uniform
+    return of_loss * (probabilities - smoothed) + of_nll * (probabilities - right), None
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def chunked_loss_sums(

@@ -27,6 +27,7 @@ from turns import Work, in_turns, tell
 from transformer_jax.config import DecodeConfig, MeshConfig
 from transformer_jax.convert import from_marian, marian_model_config
 from transformer_jax.decode import SpecialIds
+from transformer_jax.host_memory import keep_freed_memory
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.sharding import make_mesh
 from transformer_jax.translate import search
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    keep_freed_memory()
     marian = make_marian()
     random = np.random.default_rng(0)
     sources = random.integers(4, VOCAB_SIZE - 1, (SENTENCES, LENGTH)).tolist()

@@ -36,6 +36,7 @@ from transformer_jax.data.batch_plan import plan_epoch
 from transformer_jax.data.loader import PlannedBatches, Shard
 from transformer_jax.data.text import read_pairs
 from transformer_jax.data.tokenizer import Tokenizer, train_tokenizer
+from transformer_jax.host_memory import keep_freed_memory
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.sharding import make_mesh
 from transformer_jax.train_step import init_state, jit_train_step
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, nargs=2, metavar=("SOURCE", "TARGET"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    keep_freed_memory()
     config = Config(
         data=DataConfig(max_length=256 if options.text else SENTENCE, tokens_per_update=TOKENS),
         model=MODELS[options.size],

@@ -4,6 +4,7 @@ Keys and values are projected apart from the queries, so that decoding can compu
 of the source before the first token, those of a target token when it is chosen.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ from transformer_jax.sharding import constrain
 class KeysValues(NamedTuple):
     """The projected keys and values of one attention layer."""
 
-    keys: Float[Array, "*batch len heads key_dim"]
-    values: Float[Array, "*batch len heads value_dim"]
+    keys: Float[Array, "*batch heads len key_dim"]
+    values: Float[Array, "*batch heads len value_dim"]
 
 
 class ProjectKeysValues(nn.Module):
@@ -52,27 +53,66 @@ class Attention(nn.Module):
         keys_values: KeysValues,
         bias: Float[Array, "#batch 1 #q k"],
         deterministic: bool,
-        decoding: bool = False,
+        num_keys: Int[Array, ""] | int | None = None,
     ) -> tuple[Float[Array, "batch q model"], Float[Array, "batch heads q k"] | None]:
-        """The output, and the weights before dropout; None where cuDNN computes, which gives none.
+        """The output, and the weights before dropout; None while decoding, and from cuDNN.
 
-        The compiler drops weights that nobody reads. Decoding has few queries, for which cuDNN's
-        kernel is not made.
+        While decoding, `num_keys` says how many of the first keys there are as yet: few others are
+        read. For its few queries cuDNN's kernel is not made. The compiler drops weights that nobody
+        reads.
         """
         config = self.config
         queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
-        if not decoding and use_cudnn(config, bias.shape[2], bias.shape[3]):
+        if num_keys is not None:
+            heads, weights = _attend_to_first(queries, keys_values, bias, num_keys), None
+        elif use_cudnn(config, bias.shape[2], bias.shape[3]):
             heads, weights = _attend_by_cudnn(queries, keys_values, bias), None
         else:
-            scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys_values.keys)
-            exps, totals = exp_and_sum(scores.astype(jnp.float32) + bias, config.dtype)
-            weights = exps / totals[..., None]
-            kept = Dropout(config.attention_dropout_rate)(exps, deterministic)
-            heads = jnp.einsum("bhqk,bkhd->bqhd", kept, keys_values.values)
-            heads = (heads / totals.swapaxes(1, 2)[..., None]).astype(config.dtype)
+            dropout = partial(Dropout(config.attention_dropout_rate), deterministic=deterministic)
+            heads, weights = _attend(queries, keys_values, bias, dropout)
         axes = ("heads", "head_dim", "model")
         options = {"use_bias": config.attention_bias, "name": "output"}
-        return dense(config, config.d_model, axes, axis=(-2, -1), **options)(heads), weights
+        output = dense(config, config.d_model, axes, axis=(-2, -1), **options)
+        return output(heads.swapaxes(1, 2)), weights
+
+
+def _attend(
+    queries: Float[Array, "batch heads q key_dim"],
+    keys_values: KeysValues,
+    bias: Float[Array, "#batch 1 #q k"],
+    dropout: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads q k"]]:
+    """Equation 1, with queries that are scaled already: the heads, and their weights."""
+    dtype = queries.dtype
+    scores = jnp.einsum("bhqd,bhkd->bhqk", queries, keys_values.keys)
+    exps, totals = exp_and_sum(scores.astype(jnp.float32) + bias, dtype)
+    heads = jnp.einsum("bhqk,bhkd->bhqd", dropout(exps), keys_values.values)
+    return (heads / totals[..., None]).astype(dtype), exps / totals[..., None]
+
+
+def _attend_to_first(
+    queries: Float[Array, "batch heads q key_dim"],
+    keys_values: KeysValues,
+    bias: Float[Array, "#batch 1 #q k"],
+    num_keys: Int[Array, ""] | int,
+) -> Float[Array, "batch heads q value_dim"]:
+    """Attention to so many of the first keys, or less than twice as many, which `bias` forbids."""
+    length = bias.shape[3]
+    sizes = [length] if isinstance(num_keys, int) else _doublings(64, length)
+
+    def to_first(size: int, queries: jax.Array, keys_values: KeysValues, bias: jax.Array):
+        first = KeysValues(*(each[:, :, :size] for each in keys_values))
+        return _attend(queries, first, bias[..., :size])[0]
+
+    which = sum(jnp.int32(num_keys > size) for size in sizes[:-1])
+    branches = [partial(to_first, size) for size in sizes]
+    return jax.lax.switch(which, branches, queries, keys_values, bias)
+
+
+def _doublings(first: int, last: int) -> list[int]:
+    """first, 2 first, 4 first, ... below `last`, and that."""
+    sizes = [first << power for power in range(last.bit_length())]
+    return [*(size for size in sizes if size < last), last]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -119,10 +159,10 @@ def use_cudnn(config: ModelConfig, query_length: int, key_length: int) -> bool:
 
 
 def _attend_by_cudnn(
-    queries: Float[Array, "batch q heads head_dim"],
+    queries: Float[Array, "batch heads q head_dim"],
     keys_values: KeysValues,
     bias: Float[Array, "batch 1 q k"],
-) -> Float[Array, "batch q heads head_dim"]:
+) -> Float[Array, "batch heads q head_dim"]:
     """Attention with queries that are scaled already.
 
     JAX makes cuDNN's bias from a boolean mask. Ours would not do: JAX's authors report NaN from the
@@ -133,22 +173,23 @@ def _attend_by_cudnn(
     allowed = constrain(bias == 0, "batch", None, None, None)
     allowed |= ~allowed.any(axis=-1, keepdims=True)
     options = {"mask": allowed, "scale": 1.0, "implementation": "cudnn"}
-    return jax.nn.dot_product_attention(queries, *keys_values, **options)
+    operands = (each.swapaxes(1, 2) for each in (queries, *keys_values))
+    return jax.nn.dot_product_attention(*operands, **options).swapaxes(1, 2)
 
 
 def _to_heads(
     config: ModelConfig, x: Float[Array, "batch len model"], head_dim: int, name: str
-) -> Float[Array, "batch len heads head_dim"]:
+) -> Float[Array, "batch heads len head_dim"]:
     shape, axes = (config.num_heads, head_dim), ("model", "heads", "head_dim")
     heads = dense(config, shape, axes, use_bias=config.attention_bias, name=name)(x)
-    return constrain(heads, "batch", None, "heads", "head_dim")
+    return constrain(heads.swapaxes(1, 2), "batch", "heads", None, "head_dim")
 
 
 def insert(cache: KeysValues, new: KeysValues, place: Int[Array, ""]) -> KeysValues:
     """Writes keys and values into a cache, from one of its places on."""
     return KeysValues(
         *(
-            jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), place, axis=1)
+            jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), place, axis=2)
             for old, part in zip(cache, new, strict=True)
         )
     )

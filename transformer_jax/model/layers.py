@@ -1,6 +1,7 @@
 """What the encoder and the decoder are made of, attention apart."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.array_types import Key
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.masks import FORBIDDEN
 from transformer_jax.sharding import constrain, gathered
 
 kernel_init = nn.initializers.xavier_uniform()
@@ -21,8 +21,8 @@ def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str,
     num_outputs = len(features) if isinstance(features, tuple) else 1
     bias_axes = tuple(None if axis == "model" else axis for axis in axes[-num_outputs:])
 
-    def multiply(x: jax.Array, kernel: jax.Array, *arguments, **options) -> jax.Array:
-        return jax.lax.dot_general(x, gathered(kernel, *axes), *arguments, **options)
+    def multiply(x: jax.Array, kernel: jax.Array, dims, **_precision) -> jax.Array:
+        return product(x, gathered(kernel, *axes), len(dims[0][0]))
 
     return nn.DenseGeneral(
         features,
@@ -32,6 +32,38 @@ def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str,
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, bias_axes),
         **options,
     )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(
+    x: Float[Array, "*rows_and_inputs"], kernel: Float[Array, "*inputs_and_outputs"], num_inputs: int
+) -> Float[Array, "*rows_and_outputs"]:
+    """x W, summed over the last `num_inputs` dims of `x`, the first of the kernel."""
+    return jnp.tensordot(x, kernel, num_inputs)
+
+
+def _product_forward(x: jax.Array, kernel: jax.Array, num_inputs: int):
+    return product(x, kernel, num_inputs), (x, kernel)
+
+
+def _product_backward(num_inputs: int, operands: tuple[jax.Array, jax.Array], gradient: jax.Array):
+    """The gradient of the kernel is x^T g, and (g^T x)^T only where g is the narrower one.
+
+    JAX always makes the latter. But what stands first is transposed before it is multiplied, which
+    x is once for all that it goes into; and the optimizer reads the transpose of a product slowly.
+    """
+    x, kernel = operands
+    num_rows = x.ndim - num_inputs
+    inputs, rows = tuple(range(num_inputs)), tuple(range(num_rows))
+    outputs = tuple(range(num_inputs, kernel.ndim))
+    of_x = jnp.tensordot(gradient, kernel, (tuple(range(num_rows, gradient.ndim)), outputs))
+    if gradient.size < x.size:
+        of_kernel = jnp.tensordot(gradient, x, (rows, rows))
+        return of_x, jnp.moveaxis(of_kernel, tuple(range(-num_inputs, 0)), inputs)
+    return of_x, jnp.tensordot(x, gradient, (rows, rows))
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
@@ -145,14 +177,14 @@ class Embedding(nn.Module):
         return self.dropout(x, deterministic)
 
     def logits(self, x: Float[Array, "batch len model"]) -> Float[Array, "batch len vocab"]:
-        """The scores of every row in float32; those beyond the vocabulary can never be chosen."""
+        """The scores of every row in float32; -inf for those beyond the vocabulary."""
         embedding = gathered(self.embedding, "vocab", "model")
         logits = output_product(x, embedding)
         logits = constrain(logits, "batch", None, "vocab")
         if self.config.output_bias:
             logits = logits + self.output_bias
         if len(embedding) > self.vocab_size:
-            logits = jnp.where(jnp.arange(len(embedding)) < self.vocab_size, logits, FORBIDDEN)
+            logits = jnp.where(jnp.arange(len(embedding)) < self.vocab_size, logits, -jnp.inf)
         return logits
 
 

@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     """What decoding needs of the source sentences, computed once."""
 
     keys_values: tuple[KeysValues, ...]
-    """Of each decoder layer's attention to the source; [batch, src, heads, head_dim]."""
+    """Of each decoder layer's attention to the source; [batch, heads, src, head_dim]."""
     bias: Float[Array, "batch 1 1 src"]
     """Forbids the padding of the source."""
 
@@ -34,7 +34,7 @@ class Cache(NamedTuple):
     """
 
     keys_values: tuple[KeysValues, ...]
-    """Of each decoder layer's attention to the target; [batch, length x beam, heads, head_dim]."""
+    """Of each decoder layer's attention to the target; [batch, heads, length x beam, head_dim]."""
     places: Int[Array, "batch beam length"]
     """The beam in whose place stands what a hypothesis was at each position before."""
 
@@ -153,14 +153,16 @@ class DecoderLayer(nn.Module):
 
         def attend(y):
             present = insert(past, self.self_keys_values(y), place)
-            return self.self_attention(y, present, self_bias, True, decoding=True)[0], present
+            num_keys = place + x.shape[1]
+            return self.self_attention(y, present, self_bias, True, num_keys)[0], present
 
         x, present = self.self_residual(x, attend, True)
-        return self._after_self_attention(x, memory, cross_bias, True, decoding=True)[0], present
+        num_keys = memory.keys.shape[2]
+        return self._after_self_attention(x, memory, cross_bias, True, num_keys)[0], present
 
-    def _after_self_attention(self, x, memory, cross_bias, deterministic, decoding=False):
+    def _after_self_attention(self, x, memory, cross_bias, deterministic, num_keys=None):
         def attend(y):
-            return self.cross_attention(y, memory, cross_bias, deterministic, decoding)
+            return self.cross_attention(y, memory, cross_bias, deterministic, num_keys)
 
         x, weights = self.cross_residual(x, attend, deterministic)
         return _feed_forward(self, x, deterministic), weights
@@ -202,7 +204,7 @@ class Transformer(nn.Module):
     def __call__(self, batch: Batch, deterministic: bool = True) -> Logits:
         """Logits of every target token given the ones before it, in float32 (teacher forcing).
 
-        Those of rows that `vocab_multiple` adds to the vocabulary can never be chosen.
+        Those of rows that `vocab_multiple` adds to the vocabulary are -inf.
         """
         return self.logits(self.decode(batch, deterministic))
 
@@ -282,9 +284,7 @@ class Transformer(nn.Module):
             x, present = layer.step(x, bias, keys_values, memory.bias, past, index * beam)
             updated.append(present)
         x = self.decoder_norm(x) if self.config.norm == "pre" else x
-        # What is beyond the vocabulary would be chosen where the beam exceeds it.
-        logits = self.embedding.logits(x)[:, :, : self.vocab_size]
-        return logits, Cache(tuple(updated), places)
+        return self.embedding.logits(x), Cache(tuple(updated), places)
 
     def _stack(self, layers, x: Float[Array, "batch len model"], *arguments):
         """All layers of the encoder or of the decoder, one after the other."""
@@ -352,8 +352,8 @@ def empty_cache(config: ModelConfig, batch: int, beam: int, length: int) -> Cach
     """A cache for `length` target positions."""
 
     def zeros(head_dim: int) -> Array:
-        empty = jnp.zeros((batch, length * beam, config.num_heads, head_dim), config.dtype)
-        return constrain(empty, "batch", None, "heads", "head_dim")
+        empty = jnp.zeros((batch, config.num_heads, length * beam, head_dim), config.dtype)
+        return constrain(empty, "batch", "heads", None, "head_dim")
 
     keys_values = (KeysValues(zeros(config.key_dim), zeros(config.value_dim)),) * config.num_layers
     return Cache(keys_values, jnp.zeros((batch, beam, length), jnp.int32))
