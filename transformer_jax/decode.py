@@ -4,7 +4,7 @@ The caller gives a function that scores the next token, and jits the whole.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,11 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 Cache = Any
 """A pytree of arrays that lead with the dims [batch, beam], and are reordered at every step; a node
-with a method `reorder(parents)`, `parents` being [batch, beam], does so itself."""
+with methods `reorder(parents)`, `parents` being [batch, beam], and `grow(length)`, to have room for
+`length` positions, does so itself."""
+
+State = TypeVar("State", bound=Any)
+"""A NamedTuple with the fields `index`, the tokens chosen so far, and `cache`."""
 
 StepFn = Callable[
     [Int[Array, "batch beam"], Int[Array, ""], Cache],
@@ -175,8 +179,34 @@ def beam_search(
         return BeamState(index, tokens, log_probs, finished, done, _reorder(new_cache, parents))
 
     state = _initial_state(cache, limits, beam_size, max_length, special.pad)
-    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
+    state = repeat(step, lambda state: ~jnp.all(state.done), state, max_length)
     return _ranked(state, limits, alpha, special.pad)
+
+
+def repeat(
+    step: Callable[[State], State],
+    goes_on: Callable[[State], Bool[Array, ""]],
+    state: State,
+    max_length: int,
+) -> State:
+    """The state after steps have been taken while it `goes_on`; its cache is gone.
+
+    A cache has room for 32 positions at first, then for four times as many, at last for all: what
+    stands empty would be read at every step. Each stage is compiled, and is left out where the
+    state does not go on.
+    """
+    sizes = [size for size in (32 * 4**n for n in range(12)) if size < 0.75 * max_length]
+
+    def stage(state: State, sizes: Sequence[int]) -> State:
+        size, *larger = sizes
+        state = state._replace(cache=_grow(state.cache, size))
+        state = jax.lax.while_loop(lambda s: goes_on(s) & (s.index < size), step, state)
+        without = state._replace(cache=None)
+        if not larger:
+            return without
+        return jax.lax.cond(goes_on(state), lambda: stage(state, larger), lambda: without)
+
+    return stage(state, [*sizes, max_length])
 
 
 def _check(
@@ -378,6 +408,13 @@ def _reorder(cache: Cache, parents: Int[Array, "batch beam"]) -> Cache:
         return node.reorder(parents) if _reorders_itself(node) else _take(node, parents)
 
     return jax.tree.map(reorder, cache, is_leaf=_reorders_itself)
+
+
+def _grow(cache: Cache, length: int) -> Cache:
+    def grow(node: Any) -> Any:
+        return node.grow(length) if _reorders_itself(node) else node
+
+    return jax.tree.map(grow, cache, is_leaf=_reorders_itself)
 
 
 def _reorders_itself(node: Any) -> bool:

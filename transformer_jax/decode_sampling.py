@@ -19,6 +19,7 @@ from transformer_jax.decode import (
     allowed_tokens,
     forced_to_length,
     length_penalty,
+    repeat,
 )
 
 
@@ -88,7 +89,7 @@ def sample(
         ended=jnp.broadcast_to(limits[:, None] <= 0, shape),
         cache=cache,
     )
-    state = jax.lax.while_loop(lambda state: ~jnp.all(state.ended), step, state)
+    state = repeat(step, lambda state: ~jnp.all(state.ended), state, max_length)
     finished = jnp.any(state.tokens == special.eos, axis=2)
     lengths = jnp.sum(state.tokens != special.pad, axis=2)
     scores = state.log_probs / length_penalty(jnp.maximum(lengths, 1), alpha)

@@ -256,7 +256,7 @@ def search(
     }
     width = num_best if sampling.temperature else config.beam_size
     members = [
-        _decoder(model, own, inputs, segments, width, options["max_length"])
+        _decoder(model, own, inputs, segments, width)
         for model, own in zip(models, params, strict=True)
     ]
     step = average([step for step, _ in members])
@@ -278,7 +278,6 @@ def _decoder(
     inputs: Sources,
     segments: Sources,
     width: int,
-    max_length: int,
 ) -> tuple[StepFn, Cache]:
     """A model's step function for a batch of sentences, and its empty cache."""
     model, params = unrolled(model, params)
@@ -288,7 +287,7 @@ def _decoder(
     def step(tokens, index, cache):
         return model.apply(variables, tokens, index, memory, cache, method="decode_step")
 
-    return step, empty_cache(model.config, len(inputs), width, max_length)
+    return step, empty_cache(model.config, len(inputs), width, 0)
 
 
 def _join(parts: list[Translation]) -> Translation:

@@ -15,12 +15,13 @@ batches whose rows are padded to the longest allowed.
 import argparse
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from turns import Work, in_turns, tell
+from turns import Contender, Work, in_turns, tell
 
 from transformer_jax.array_types import Batch
 from transformer_jax.config import (
@@ -58,7 +59,6 @@ def main() -> None:
     parser.add_argument("--text", type=Path, nargs=2, metavar=("SOURCE", "TARGET"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    keep_freed_memory()
     config = Config(
         data=DataConfig(max_length=256 if options.text else SENTENCE, tokens_per_update=TOKENS),
         model=MODELS[options.size],
@@ -69,21 +69,24 @@ def main() -> None:
     tell(in_turns(found, options.rounds, options.updates, "tokens"), options.json)
 
 
-def contenders(config: Config, options: argparse.Namespace) -> dict[str, Iterator[Work]]:
-    """The updates of each, endlessly."""
+def contenders(config: Config, options: argparse.Namespace) -> dict[str, Contender]:
+    """The updates of each."""
     if not options.text:
         sentences = np.random.default_rng(0).integers(4, VOCAB_SIZE, (2, TOKENS // SENTENCE, 64))
-        full = [full_batch(sentences)]
-        found = {"transformer_jax": ours(config, full)}
-        if options.peer == "torch":
-            found["torch"] = torchs(config, [tuple(sentences)])
-        return found
-    pairs = read_tokens(*options.text)
-    found = {"transformer_jax, packed": ours(config, packed_batches(pairs, config.data))}
-    if options.peer == "torch":
-        found["torch, like lengths"] = torchs(config, batches_of_like_length(pairs))
-        found["torch, all padded"] = torchs(config, padded_batches(pairs, config.data.max_length))
-    return found
+        found = {
+            "transformer_jax": partial(ours, config, [full_batch(sentences)]),
+            "torch": partial(torchs, config, [tuple(sentences)]),
+        }
+    else:
+        pairs = read_tokens(*options.text)
+        padded = padded_batches(pairs, config.data.max_length)
+        found = {
+            "transformer_jax, packed": partial(ours, config, packed_batches(pairs, config.data)),
+            "torch, like lengths": partial(torchs, config, batches_of_like_length(pairs)),
+            "torch, all padded": partial(torchs, config, padded),
+        }
+    wanted = ("transformer_jax", options.peer)
+    return {name: contender for name, contender in found.items() if name.startswith(wanted)}
 
 
 # --- Batches --------------------------------------------------------------------------------------
@@ -172,6 +175,7 @@ def shuffled(batches: list) -> list:
 
 def ours(config: Config, batches: "PlannedBatches | list[Batch]") -> Iterator[Work]:
     """A step is compiled for each shape of batch, before it is timed."""
+    keep_freed_memory()
     model, mesh = Transformer(config.model, VOCAB_SIZE, BOS), make_mesh(MeshConfig(data=1))
     state, shardings = init_state(config, model, mesh)
     step = jit_train_step(config, model, shardings, mesh)

@@ -275,7 +275,7 @@ nothing_forbidden = jnp.zeros((1, 1, 5, 5))
 output, weights = Attention(one_head).apply(
     {"params": no_change},
     q[None],
-    KeysValues(k[None, :, None], v[None, :, None]),  # [batch, length, heads, head_dim]
+    KeysValues(k.T[None, None], v[None, None]),  # [batch, heads, ...]
     nothing_forbidden,
     deterministic=True,
 )
@@ -574,7 +574,7 @@ def watch_beam_search(loaded, sentence):
         chosen = jnp.take_along_axis(next_log_probs, newest[:, :, None], axis=2)[:, :, 0]
         prefix, log_prob = prefix.at[:, :, index].set(newest), log_prob + chosen
         logits, past = model.apply(variables, newest, index, memory, past, method="decode_step")
-        next_log_probs = jax.nn.log_softmax(logits)
+        next_log_probs = jax.nn.log_softmax(logits[:, :, : model.vocab_size])
         ending = log_prob + next_log_probs[:, :, special.eos]
         jax.debug.callback(look, index, prefix, log_prob, ending, ordered=True)
         return logits, (past, prefix, log_prob, next_log_probs)

@@ -21,10 +21,27 @@ from transformer_jax.sharding import constrain
 
 
 class KeysValues(NamedTuple):
-    """The projected keys and values of one attention layer."""
+    """The projected keys and values of one attention layer, as their products read them."""
 
-    keys: Float[Array, "*batch heads len key_dim"]
+    keys: Float[Array, "*batch heads key_dim len"]
     values: Float[Array, "*batch heads len value_dim"]
+
+    def insert(self, new: "KeysValues", place: Int[Array, ""]) -> "KeysValues":
+        """With `new` written over them from a place on."""
+        write = jax.lax.dynamic_update_slice_in_dim
+        return KeysValues(
+            write(self.keys, new.keys.astype(self.keys.dtype), place, axis=3),
+            write(self.values, new.values.astype(self.values.dtype), place, axis=2),
+        )
+
+    def grow(self, length: int) -> "KeysValues":
+        """With zeros behind them, where there are less than `length`."""
+        missing = (0, max(0, length - self.keys.shape[3]))
+        none = (0, 0)
+        return KeysValues(
+            jnp.pad(self.keys, [none, none, none, missing]),
+            jnp.pad(self.values, [none, none, missing, none]),
+        )
 
 
 class ProjectKeysValues(nn.Module):
@@ -36,7 +53,7 @@ class ProjectKeysValues(nn.Module):
     def __call__(self, x: Float[Array, "batch len model"]) -> KeysValues:
         config = self.config
         return KeysValues(
-            _to_heads(config, x, config.key_dim, "key"),
+            _to_heads(config, x, config.key_dim, "key").swapaxes(2, 3),
             _to_heads(config, x, config.value_dim, "value"),
         )
 
@@ -53,19 +70,16 @@ class Attention(nn.Module):
         keys_values: KeysValues,
         bias: Float[Array, "#batch 1 #q k"],
         deterministic: bool,
-        num_keys: Int[Array, ""] | int | None = None,
+        decoding: bool = False,
     ) -> tuple[Float[Array, "batch q model"], Float[Array, "batch heads q k"] | None]:
-        """The output, and the weights before dropout; None while decoding, and from cuDNN.
+        """The output, and the weights before dropout; None where cuDNN computes, which gives none.
 
-        While decoding, `num_keys` says how many of the first keys there are as yet: few others are
-        read. For its few queries cuDNN's kernel is not made. The compiler drops weights that nobody
-        reads.
+        The compiler drops weights that nobody reads. Decoding has few queries, for which cuDNN's
+        kernel is not made.
         """
         config = self.config
         queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
-        if num_keys is not None:
-            heads, weights = _attend_to_first(queries, keys_values, bias, num_keys), None
-        elif use_cudnn(config, bias.shape[2], bias.shape[3]):
+        if not decoding and use_cudnn(config, bias.shape[2], bias.shape[3]):
             heads, weights = _attend_by_cudnn(queries, keys_values, bias), None
         else:
             dropout = partial(Dropout(config.attention_dropout_rate), deterministic=deterministic)
@@ -80,39 +94,14 @@ def _attend(
     queries: Float[Array, "batch heads q key_dim"],
     keys_values: KeysValues,
     bias: Float[Array, "#batch 1 #q k"],
-    dropout: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+    dropout: Callable[[jax.Array], jax.Array],
 ) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads q k"]]:
     """Equation 1, with queries that are scaled already: the heads, and their weights."""
     dtype = queries.dtype
-    scores = jnp.einsum("bhqd,bhkd->bhqk", queries, keys_values.keys)
+    scores = jnp.einsum("bhqd,bhdk->bhqk", queries, keys_values.keys)
     exps, totals = exp_and_sum(scores.astype(jnp.float32) + bias, dtype)
     heads = jnp.einsum("bhqk,bhkd->bhqd", dropout(exps), keys_values.values)
     return (heads / totals[..., None]).astype(dtype), exps / totals[..., None]
-
-
-def _attend_to_first(
-    queries: Float[Array, "batch heads q key_dim"],
-    keys_values: KeysValues,
-    bias: Float[Array, "#batch 1 #q k"],
-    num_keys: Int[Array, ""] | int,
-) -> Float[Array, "batch heads q value_dim"]:
-    """Attention to so many of the first keys, or less than twice as many, which `bias` forbids."""
-    length = bias.shape[3]
-    sizes = [length] if isinstance(num_keys, int) else _doublings(64, length)
-
-    def to_first(size: int, queries: jax.Array, keys_values: KeysValues, bias: jax.Array):
-        first = KeysValues(*(each[:, :, :size] for each in keys_values))
-        return _attend(queries, first, bias[..., :size])[0]
-
-    which = sum(jnp.int32(num_keys > size) for size in sizes[:-1])
-    branches = [partial(to_first, size) for size in sizes]
-    return jax.lax.switch(which, branches, queries, keys_values, bias)
-
-
-def _doublings(first: int, last: int) -> list[int]:
-    """first, 2 first, 4 first, ... below `last`, and that."""
-    sizes = [first << power for power in range(last.bit_length())]
-    return [*(size for size in sizes if size < last), last]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -173,8 +162,9 @@ def _attend_by_cudnn(
     allowed = constrain(bias == 0, "batch", None, None, None)
     allowed |= ~allowed.any(axis=-1, keepdims=True)
     options = {"mask": allowed, "scale": 1.0, "implementation": "cudnn"}
-    operands = (each.swapaxes(1, 2) for each in (queries, *keys_values))
-    return jax.nn.dot_product_attention(*operands, **options).swapaxes(1, 2)
+    operands = (queries, keys_values.keys.swapaxes(2, 3), keys_values.values)
+    heads = jax.nn.dot_product_attention(*(each.swapaxes(1, 2) for each in operands), **options)
+    return heads.swapaxes(1, 2)
 
 
 def _to_heads(
@@ -183,13 +173,3 @@ def _to_heads(
     shape, axes = (config.num_heads, head_dim), ("model", "heads", "head_dim")
     heads = dense(config, shape, axes, use_bias=config.attention_bias, name=name)(x)
     return constrain(heads.swapaxes(1, 2), "batch", "heads", None, "head_dim")
-
-
-def insert(cache: KeysValues, new: KeysValues, place: Int[Array, ""]) -> KeysValues:
-    """Writes keys and values into a cache, from one of its places on."""
-    return KeysValues(
-        *(
-            jax.lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), place, axis=2)
-            for old, part in zip(cache, new, strict=True)
-        )
-    )

@@ -36,7 +36,9 @@ def dense(config: ModelConfig, features: int | tuple[int, ...], axes: tuple[str,
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def product(
-    x: Float[Array, "*rows_and_inputs"], kernel: Float[Array, "*inputs_and_outputs"], num_inputs: int
+    x: Float[Array, "*rows_and_inputs"],
+    kernel: Float[Array, "*inputs_and_outputs"],
+    num_inputs: int,
 ) -> Float[Array, "*rows_and_outputs"]:
     """x W, summed over the last `num_inputs` dims of `x`, the first of the kernel."""
     return jnp.tensordot(x, kernel, num_inputs)

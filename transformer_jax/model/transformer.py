@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.array_types import Batch, Logits, Params, Sources, Targets
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import masks
-from transformer_jax.model.attention import Attention, KeysValues, ProjectKeysValues, insert
+from transformer_jax.model.attention import Attention, KeysValues, ProjectKeysValues
 from transformer_jax.model.layers import Embedding, FeedForward, Residual, layer_norm
 from transformer_jax.sharding import constrain
 
@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     """What decoding needs of the source sentences, computed once."""
 
     keys_values: tuple[KeysValues, ...]
-    """Of each decoder layer's attention to the source; [batch, heads, src, head_dim]."""
+    """Of each decoder layer's attention to the source."""
     bias: Float[Array, "batch 1 1 src"]
     """Forbids the padding of the source."""
 
@@ -34,7 +34,7 @@ class Cache(NamedTuple):
     """
 
     keys_values: tuple[KeysValues, ...]
-    """Of each decoder layer's attention to the target; [batch, heads, length x beam, head_dim]."""
+    """Of each decoder layer's attention to the target: [batch, ...], length x beam of them."""
     places: Int[Array, "batch beam length"]
     """The beam in whose place stands what a hypothesis was at each position before."""
 
@@ -42,6 +42,14 @@ class Cache(NamedTuple):
         """That of the hypotheses which go on from those of the beams `parents`."""
         chosen = jnp.take_along_axis(self.places, parents[:, :, None], axis=1)
         return self._replace(places=chosen)
+
+    def grow(self, length: int) -> "Cache":
+        """The same with room for `length` target positions."""
+        beam = self.places.shape[1]
+
+        missing = max(0, length - self.places.shape[2])
+        grown = tuple(each.grow(length * beam) for each in self.keys_values)
+        return Cache(grown, jnp.pad(self.places, [(0, 0), (0, 0), (0, missing)]))
 
 
 class AttentionWeights(NamedTuple):
@@ -152,17 +160,15 @@ class DecoderLayer(nn.Module):
         """One target position of every beam, kept from `place` on; the beams are the queries."""
 
         def attend(y):
-            present = insert(past, self.self_keys_values(y), place)
-            num_keys = place + x.shape[1]
-            return self.self_attention(y, present, self_bias, True, num_keys)[0], present
+            present = past.insert(self.self_keys_values(y), place)
+            return self.self_attention(y, present, self_bias, True, decoding=True)[0], present
 
         x, present = self.self_residual(x, attend, True)
-        num_keys = memory.keys.shape[2]
-        return self._after_self_attention(x, memory, cross_bias, True, num_keys)[0], present
+        return self._after_self_attention(x, memory, cross_bias, True, decoding=True)[0], present
 
-    def _after_self_attention(self, x, memory, cross_bias, deterministic, num_keys=None):
+    def _after_self_attention(self, x, memory, cross_bias, deterministic, decoding=False):
         def attend(y):
-            return self.cross_attention(y, memory, cross_bias, deterministic, num_keys)
+            return self.cross_attention(y, memory, cross_bias, deterministic, decoding)
 
         x, weights = self.cross_residual(x, attend, deterministic)
         return _feed_forward(self, x, deterministic), weights
@@ -351,9 +357,10 @@ def shift_right(targets: Targets, positions: Targets, bos_id: int) -> Targets:
 def empty_cache(config: ModelConfig, batch: int, beam: int, length: int) -> Cache:
     """A cache for `length` target positions."""
 
-    def zeros(head_dim: int) -> Array:
-        empty = jnp.zeros((batch, config.num_heads, length * beam, head_dim), config.dtype)
-        return constrain(empty, "batch", "heads", None, "head_dim")
+    def zeros(*shape: int) -> Array:
+        empty = jnp.zeros((batch, config.num_heads, *shape), config.dtype)
+        return constrain(empty, "batch", "heads", None, None)
 
-    keys_values = (KeysValues(zeros(config.key_dim), zeros(config.value_dim)),) * config.num_layers
-    return Cache(keys_values, jnp.zeros((batch, beam, length), jnp.int32))
+    places = length * beam
+    layer = KeysValues(zeros(config.key_dim, places), zeros(places, config.value_dim))
+    return Cache((layer,) * config.num_layers, jnp.zeros((batch, beam, length), jnp.int32))
