@@ -60,3 +60,27 @@ def test_gradient_is_softmax_minus_the_wanted_distribution():
     wanted[3] += 0.8
     np.testing.assert_allclose(gradient[0, 0], jax.nn.softmax(logits[0, 0]) - wanted, atol=1e-6)
     np.testing.assert_array_equal(gradient[0, 1], 0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_of_both_sums_are_those_that_jax_derives(smoothing):
+    """Rows beyond the vocabulary are -inf, as the model gives them; both sums go into the loss."""
+    random = np.random.default_rng(2)
+    logits = jnp.array(random.normal(size=(2, 3, 9)), jnp.float32).at[..., 7:].set(-jnp.inf)
+    targets = jnp.array(random.integers(0, 7, (2, 3)))
+    segments = jnp.array([[1, 1, 0], [1, 2, 2]])
+
+    def ours(z):
+        sums = loss_sums(z, targets, segments, smoothing, vocab_size=7)
+        return 2 * sums.loss - 3 * sums.nll
+
+    def plain(z):
+        log_p = jax.nn.log_softmax(z[..., :7])
+        nll = -jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+        loss = (1 - smoothing) * nll - smoothing * log_p.mean(axis=-1)
+        return jnp.sum((2 * loss - 3 * nll) * (segments != 0))
+
+    expected = jax.grad(plain)(logits)
+    np.testing.assert_allclose(ours(logits), plain(logits), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(ours)(logits)[..., :7], expected[..., :7], atol=1e-6)
+    np.testing.assert_array_equal(jax.grad(ours)(logits)[..., 7:], 0)

@@ -26,6 +26,7 @@ from transformer_jax.model.layers import (
     Dropout,
     Embedding,
     output_product,
+    product,
     random_bits,
     relu,
     sinusoid,
@@ -394,3 +395,21 @@ def test_gradients_of_our_own_are_those_of_jax():
     np.testing.assert_allclose(of_x, of_logits @ matrix, rtol=1e-5, atol=1e-5)
     expected = of_logits.reshape(-1, 5).T @ x.reshape(-1, 4)
     np.testing.assert_allclose(of_matrix, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [((2, 3), (5,), (4,)), ((2, 3), (4,), (7,)), ((6,), (4, 2), (3,)), ((2, 3), (3,), (4, 2))],
+)
+def test_the_gradients_of_a_product_are_those_that_jax_derives(rows, inputs, outputs):
+    """With a kernel of more inputs than outputs, of less, and of several dims of either."""
+    random = np.random.default_rng(0)
+    x, kernel, gradient = (
+        jnp.array(random.normal(size=shape), jnp.float32)
+        for shape in (rows + inputs, inputs + outputs, rows + outputs)
+    )
+    result, vjp = jax.vjp(lambda x, kernel: product(x, kernel, len(inputs)), x, kernel)
+    expected, plain = jax.vjp(lambda x, kernel: jnp.tensordot(x, kernel, len(inputs)), x, kernel)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    for ours, theirs in zip(vjp(gradient), plain(gradient), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -30,33 +30,40 @@ def in_turns(
 
     Every contender has a process, with the settings its users have there. Speeds are `unit` a
     second: of each round, and their median, which is compared with that of the first contender.
+    `start_seconds` are those from the start of the process to the end of its first round.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    speeds: dict[str, list[float]] = {name: [] for name in contenders}
     context = multiprocessing.get_context("spawn")
-    pipes = {}
+    pipes, starts = {}, {}
     for name, contender in contenders.items():
+        began = time.perf_counter()
         pipes[name], other_end = context.Pipe()
         context.Process(target=_serve, args=(contender, repeats, other_end), daemon=True).start()
         other_end.close()
-    for number in range(rounds + 1):
+        _next(pipes[name])
+        starts[name] = time.perf_counter() - began
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in pipes}
+    for _ in range(rounds):
         for name, pipe in pipes.items():
-            pipe.send("next")
-            spent, amount = pipe.recv()
-            if number:
-                seconds[name].append(round(spent / repeats, 3))
-                speeds[name].append(round(amount / spent, 1))
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
+            found[name].append(_next(pipe))
+    speeds = {name: [amount / spent for spent, amount in rows] for name, rows in found.items()}
+    medians = {name: statistics.median(own) for name, own in speeds.items()}
     first = next(iter(medians.values()))
     return {
         name: {
-            "seconds_each": seconds[name],
-            f"{unit}_per_second": speeds[name],
-            "median": medians[name],
+            "start_seconds": round(starts[name], 2),
+            "seconds_each": [round(spent / repeats, 3) for spent, _ in rows],
+            f"{unit}_per_second": [round(speed, 1) for speed in speeds[name]],
+            "median": round(medians[name], 1),
             "first_is_faster_by": round(first / medians[name], 2),
         }
-        for name in contenders
+        for name, rows in found.items()
     }
+
+
+def _next(pipe: Connection) -> tuple[float, int]:
+    """Seconds and amount of the next works of the contender at the other end."""
+    pipe.send("next")
+    return pipe.recv()
 
 
 def _serve(contender: Contender, repeats: int, pipe: Connection) -> None:
