@@ -36,7 +36,7 @@ ORDER = [
     ["train_step"],
     ["checkpoint"],
     ["run_directory", "metrics", "results"],
-    ["decode", "decode_sampling"],
+    ["decode_loop", "decode", "decode_sampling"],
     ["translate", "alignment", "scoring"],
     ["moses", "evaluate", "comet", "significance", "test_sets"],
     ["prepare", "loading"],

@@ -12,7 +12,7 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.translate import Source, Translator, padded_length
+from transformer_jax.translate import Source, Translator, batches, padded_length
 
 SENTENCES = [CORPUS[7], "a tree", CORPUS[40] + " " + CORPUS[90], "", CORPUS[3], "x", CORPUS[200]]
 
@@ -245,3 +245,24 @@ def test_a_source_of_any_length_is_translated_in_parts(model, tokenizer):
     tokens = translator._run((params,), rows, rows=4, length=16).tokens[: len(rows), 0]
     expected = tokenizer.decode(tokens.tolist())
     assert whole.text == " ".join(expected)
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+@pytest.mark.parametrize("num_sources", [1, 3, 16, 17, 100, 250, 257, 600, 5_000])
+def test_batches_of_a_length_are_few_full_and_of_one_shape(num_sources, num_shards):
+    config = DecodeConfig(tokens_per_batch=4_096)
+    found = list(batches({n: 16 for n in range(num_sources)}, config, num_shards))
+    assert [key for keys, _, _ in found for key in keys] == list(range(num_sources))
+    assert len(found) == -(-num_sources // 256), "no more than the limit asks for"
+    (rows,) = {rows for _, rows, _ in found}
+    assert rows % num_shards == 0
+    assert len(found) * rows < max(1.2 * num_sources, num_sources + 16 * len(found))
+
+
+def test_a_batch_that_no_device_holds_is_told_before_it_runs(model, tokenizer, monkeypatch):
+    monkeypatch.setattr("transformer_jax.translate.device_memory", lambda: 10_000)
+    network, params = model
+    both, mesh = builders.both(tokenizer), builders.mesh_of(data=1)
+    translator = Translator((network,), both, DecodeConfig(), mesh)
+    with pytest.raises(UserError, match=r"need .* GiB a device.*lower decode.tokens_per_batch"):
+        translator.translate((params,), ["a tree"])

@@ -1,5 +1,6 @@
 """What accelerators can do at most, and how much of it a model needs: the parts of utilisation."""
 
+import os
 from typing import NamedTuple
 
 import jax
@@ -98,3 +99,9 @@ def model_flops(
     pairs = source_tokens * source_length + target_tokens * (target_length + source_length)
     products += layers * config.num_heads * (config.key_dim + config.value_dim) * pairs
     return (6.0 if training else 2.0) * products
+
+
+def device_memory() -> int:
+    """Bytes that programs on a device can have: of a CPU, all there is of the machine's."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -3,31 +3,14 @@
 The caller gives a function that scores the next token, and jits the whole.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
-Cache = Any
-"""A pytree of arrays that lead with the dims [batch, beam], and are reordered at every step; a node
-with methods `reorder(parents)`, `parents` being [batch, beam], and `grow(length)`, to have room for
-`length` positions, does so itself."""
-
-State = TypeVar("State", bound=Any)
-"""A NamedTuple with the fields `index`, the tokens chosen so far, and `cache`."""
-
-StepFn = Callable[
-    [Int[Array, "batch beam"], Int[Array, ""], Cache],
-    tuple[Float[Array, "batch beam vocab"], Cache],
-]
-"""(tokens, position, cache) -> (logits of the next token, new cache).
-
-`tokens` are those just chosen, `position` is where they stand: the start mark at 0. Logits are of
-any float type. What the beams of a sentence share (the keys and values of the cross-attention)
-belongs in the function's closure, not in the cache.
-"""
+from transformer_jax.decode_loop import Cache, StepFn, check_cache, reorder_cache, repeat, take
 
 
 def average(step_fns: Sequence[StepFn]) -> StepFn:
@@ -176,37 +159,13 @@ def beam_search(
         done = state.done | _is_done(
             index, log_probs, finished.scores[:, num_certain - 1], limits, alpha
         )
-        return BeamState(index, tokens, log_probs, finished, done, _reorder(new_cache, parents))
+        return BeamState(
+            index, tokens, log_probs, finished, done, reorder_cache(new_cache, parents)
+        )
 
     state = _initial_state(cache, limits, beam_size, max_length, special.pad)
     state = repeat(step, lambda state: ~jnp.all(state.done), state, max_length)
     return _ranked(state, limits, alpha, special.pad)
-
-
-def repeat(
-    step: Callable[[State], State],
-    goes_on: Callable[[State], Bool[Array, ""]],
-    state: State,
-    max_length: int,
-) -> State:
-    """The state after steps have been taken while it `goes_on`; its cache is gone.
-
-    A cache has room for 32 positions at first, then for four times as many, at last for all: what
-    stands empty would be read at every step. Each stage is compiled, and is left out where the
-    state does not go on.
-    """
-    sizes = [size for size in (32 * 4**n for n in range(12)) if size < 0.75 * max_length]
-
-    def stage(state: State, sizes: Sequence[int]) -> State:
-        size, *larger = sizes
-        state = state._replace(cache=_grow(state.cache, size))
-        state = jax.lax.while_loop(lambda s: goes_on(s) & (s.index < size), step, state)
-        without = state._replace(cache=None)
-        if not larger:
-            return without
-        return jax.lax.cond(goes_on(state), lambda: stage(state, larger), lambda: without)
-
-    return stage(state, [*sizes, max_length])
 
 
 def _check(
@@ -217,12 +176,7 @@ def _check(
             raise ValueError(f"{name} is {size}: it must be 1 or more")
     if not 1 <= num_certain <= beam_size:
         raise ValueError(f"num_certain is {num_certain}: it must be from 1 to {beam_size}")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cache, is_leaf=_reorders_itself):
-        if not _reorders_itself(leaf) and leaf.shape[:2] != (batch_size, beam_size):
-            raise ValueError(
-                f"cache{jax.tree_util.keystr(path)} has shape {leaf.shape}: "
-                f"it must lead with batch {batch_size} and beam {beam_size}"
-            )
+    check_cache(cache, batch_size, beam_size)
 
 
 def _initial_state(
@@ -276,7 +230,7 @@ def _expand(
     log_probs, choice = jax.lax.top_k(candidates.reshape(batch_size, -1), beam_size)
     parents = choice // num_children
     chosen = jnp.take_along_axis(children.reshape(batch_size, -1), choice, axis=1)
-    tokens = _take(state.tokens, parents).at[:, :, state.index].set(chosen)
+    tokens = take(state.tokens, parents).at[:, :, state.index].set(chosen)
 
     if beam_size == 1:  # greedy: end or live on, not both; of equals, end
         ends = (end_logits >= logits[:, :, 0]) & may_end
@@ -347,7 +301,7 @@ def _update_finished(
     )
     both = _join(state.finished, ended)
     _, best = jax.lax.top_k(both.scores, scores.shape[1])
-    return _take(both, best)
+    return take(both, best)
 
 
 def _is_done(
@@ -378,7 +332,7 @@ def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: in
     place = jnp.arange(beam_size)
     num_finished = state.finished.finished.sum(axis=1, keepdims=True)
     source = jnp.where(place < num_finished, place, beam_size + place - num_finished)
-    ranked = _take(_join(state.finished, live), source)
+    ranked = take(_join(state.finished, live), source)
     exists = ranked.scores > -jnp.inf
     return SearchResult(
         tokens=jnp.where(exists[:, :, None], ranked.tokens, pad),
@@ -388,37 +342,6 @@ def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: in
         # Before the limit the search stops only when the finished ones reach this bound.
         cut=bounds[:, 0] > state.finished.scores[:, 0],
     )
-
-
-def _take(tree: Any, beams: Int[Array, "batch chosen"]) -> Any:
-    """Every leaf's rows [batch, beam, ...] at each sentence's chosen beams."""
-
-    def take(leaf: Array) -> Array:
-        if leaf.shape[1] == 1:  # greedy search: there is nothing to reorder
-            return leaf
-        return jax.vmap(lambda rows, chosen: rows[chosen])(leaf, beams)
-
-    return jax.tree.map(take, tree)
-
-
-def _reorder(cache: Cache, parents: Int[Array, "batch beam"]) -> Cache:
-    """The cache of the hypotheses that go on from those of the beams `parents`."""
-
-    def reorder(node: Any) -> Any:
-        return node.reorder(parents) if _reorders_itself(node) else _take(node, parents)
-
-    return jax.tree.map(reorder, cache, is_leaf=_reorders_itself)
-
-
-def _grow(cache: Cache, length: int) -> Cache:
-    def grow(node: Any) -> Any:
-        return node.grow(length) if _reorders_itself(node) else node
-
-    return jax.tree.map(grow, cache, is_leaf=_reorders_itself)
-
-
-def _reorders_itself(node: Any) -> bool:
-    return hasattr(node, "reorder")
 
 
 def _join(first: Hypotheses, second: Hypotheses) -> Hypotheses:

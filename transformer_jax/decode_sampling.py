@@ -12,15 +12,13 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from transformer_jax.array_types import Key
 from transformer_jax.config import SamplingConfig
 from transformer_jax.decode import (
-    Cache,
     SearchResult,
     SpecialIds,
-    StepFn,
     allowed_tokens,
     forced_to_length,
     length_penalty,
-    repeat,
 )
+from transformer_jax.decode_loop import Cache, StepFn, repeat
 
 
 class SampleState(NamedTuple):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -13,10 +13,12 @@ from jaxtyping import Array, Int
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Params, Sources
+from transformer_jax.chips import device_memory
 from transformer_jax.config import DecodeConfig, SamplingConfig
 from transformer_jax.data.text import clean_line
 from transformer_jax.data.tokenizer import Tokenizers
-from transformer_jax.decode import Cache, SearchResult, SpecialIds, StepFn, average, beam_search
+from transformer_jax.decode import SearchResult, SpecialIds, average, beam_search
+from transformer_jax.decode_loop import Cache, StepFn
 from transformer_jax.decode_sampling import sample
 from transformer_jax.errors import UserError
 from transformer_jax.model.transformer import Transformer, empty_cache, unrolled
@@ -95,6 +97,7 @@ class Translator:
             static_argnames=("num_best", "sampling"),
             out_shardings=sharding.replicated(mesh),
         )
+        self._compiled: dict[Any, jax.stages.Compiled] = {}
 
     def translate(
         self,
@@ -199,10 +202,14 @@ class Translator:
             limits[row] = length_limit(self._config, self._longest, len(tokens) + len(prefix))
             prefixes[row, : len(prefix)] = prefix
         arrays = (inputs, segments, limits, prefixes, seeds)
-        placed = (sharding.spread(array, self._mesh) for array in arrays)
+        placed = [sharding.spread(array, self._mesh) for array in arrays]
         options = {"num_best": num_best, "sampling": replace(sampling, seed=0)}
+        program = rows, length, prefix_length, *options.values()
         with jax.set_mesh(self._mesh):
-            return jax.device_get(self._search(params, *placed, **options))
+            if program not in self._compiled:
+                lowered = self._search.lower(params, *placed, **options)
+                self._compiled[program] = _compile(lowered, rows, length)
+            return jax.device_get(self._compiled[program](params, *placed))
 
     def _read(self, result: SearchResult, row: int, source: Source, num_best: int) -> Translation:
         """The hypotheses of a row, fewer than asked for where the search found no more."""
@@ -223,6 +230,23 @@ class Translator:
             for n, ids, text in zip(places, tokens, tokenizer.decode(tokens), strict=True)
         ]
         return Translation(hypotheses, not result.cut[row], [source.tokens])
+
+
+def _compile(lowered: jax.stages.Lowered, rows: int, length: int) -> jax.stages.Compiled:
+    """The search of a batch, whose memory is known before it runs.
+
+    Raises UserError where a device has less.
+    """
+    compiled = lowered.compile()
+    memory, limit = compiled.memory_analysis(), device_memory()
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    if needed > limit:
+        raise UserError(
+            f"{rows} sentences of up to {length} tokens at once need {needed / 2**30:.1f} GiB a "
+            f"device by the compiler's count, which has {limit / 2**30:.1f}: lower "
+            "decode.tokens_per_batch or decode.beam_size"
+        )
+    return compiled
 
 
 def search(
@@ -334,9 +358,15 @@ def length_limit(config: DecodeConfig, longest: int, source_length: int) -> int:
 
 
 def batch_rows(config: DecodeConfig, length: int, num_sources: int, num_shards: int) -> int:
-    """Rows of a batch of sources of `length` tokens, so that devices can divide them."""
-    rows = max(config.tokens_per_batch // length, 1)
-    rows = min(rows, 2 ** (num_sources - 1).bit_length())
+    """Rows of the batches of sources of `length` tokens, so that devices can divide them.
+
+    All batches have as many: the last one is not filled up with rows that are of no use. Multiples
+    of 16 are few shapes.
+    """
+    most = max(config.tokens_per_batch // length, 1)
+    num_batches = -(-num_sources // most)
+    even = -(-num_sources // num_batches)
+    rows = min(most, -(-even // 16) * 16 if even > 16 else 2 ** (even - 1).bit_length())
     return -(-rows // num_shards) * num_shards
 
 
