@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from transformer_jax.compilation_cache import keep_compiled_programs
 from transformer_jax.errors import UserError
 from transformer_jax.host_memory import keep_freed_memory
 
@@ -67,6 +68,8 @@ def program() -> NoReturn:
     """The process of a command line, which SIGINT ends with status 130 whenever it comes."""
     signal.signal(signal.SIGINT, _interrupt)
     keep_freed_memory()
+    if sys.argv[1:2] != ["compile"]:  # which tells how long it took
+        keep_compiled_programs()
     try:
         sys.exit(main())
     except KeyboardInterrupt:
