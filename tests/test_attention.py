@@ -21,7 +21,15 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batch_plan import BatchShape
 from transformer_jax.decode import SpecialIds
 from transformer_jax.errors import UserError
-from transformer_jax.model.attention import exp_and_sum, use_cudnn
+from transformer_jax.model import masks
+from transformer_jax.model.attention import (
+    KeysValues,
+    _attend,
+    attend_in_chunks,
+    bias_or_mask,
+    exp_and_sum,
+    use_cudnn,
+)
 from transformer_jax.train_step import abstract_batch, abstract_params, batch_loss
 from transformer_jax.translate import search
 
@@ -193,3 +201,100 @@ def test_the_beam_search_calls_cudnn_to_encode_alone() -> None:
     arguments = (abstract_params(MODEL, builders.one_device()),), rows, rows, limits
     program = program_for_a_gpu(partial(search, (MODEL,), DecodeConfig(), special), *arguments)
     assert re.findall(r"__cudnn\$fmha\w+", program) == ["__cudnn$fmhaScaleBiasSoftmax"]
+
+
+@pytest.fixture
+def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any length are long."""
+    monkeypatch.setattr("transformer_jax.model.attention.LONGEST_PAIRS", 0)
+    monkeypatch.setattr("transformer_jax.model.attention.CHUNK", 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "tensor"),
+    [({"num_layers": 1}, 1, 1), ({"norm": "pre", "scan_layers": True, "remat": "full"}, 2, 2)],
+)
+def test_chunks_give_what_whole_rows_give(changes, data: int, tensor: int, request) -> None:
+    """Of packed rows, padding, and a row of nothing else, whose lengths are not of whole chunks."""
+    pairs = random_pairs(seed=3, count=6)
+    batch = make_batch([pairs[:3], pairs[3:], [], []], 40, 36)
+    config = small_config(**changes)
+    params = builders.small_params(config)
+    expected_loss, expected = jax.device_get(jax.jit(gradients_of(config))(params, batch))
+    request.getfixturevalue("in_chunks")
+    with jax.set_mesh(builders.mesh_of(data=data, tensor=tensor)):
+        loss, gradients = jax.device_get(jax.jit(gradients_of(config))(params, batch))
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for mine, other in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):
+        assert np.isfinite(mine).all()
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
+
+
+def attention_operands(length: int) -> tuple[jax.Array, KeysValues, masks.Mask]:
+    """Queries, keys and values of two heads, and a causal mask of two sentences a row."""
+    draw = [jax.random.normal(jax.random.key(i), (1, 2, length, 8)) for i in range(3)]
+    segments = 1 + (jnp.arange(length) > length // 3)[None].astype(jnp.int32)
+    return draw[0], KeysValues(draw[1].swapaxes(2, 3), draw[2]), masks.causal(segments)
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_a_chunk_is_equation_1() -> None:
+    """The heads, against JAX's softmax of all pairs at once."""
+    queries, (keys, values), mask = attention_operands(39)
+    heads = attend_in_chunks(queries, KeysValues(keys, values), mask, 0.0, None)
+    weights = jax.nn.softmax(jnp.where(mask.allowed()[:, None], queries @ keys, -jnp.inf))
+    np.testing.assert_allclose(heads, weights @ values, atol=1e-5)
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_chunks_have_dropout_of_their_own_whose_gradient_is_of_the_same_weights() -> None:
+    """Of equal scores and values of 1, a head is the share that was kept, scaled up."""
+    _, _, mask = attention_operands(64)
+    mask = masks.whole(mask.key_segments * 0 + 1, mask.key_segments * 0 + 1)
+    keys, ones = jnp.zeros((1, 2, 8, 64)), jnp.ones((1, 2, 64, 8))
+
+    def heads(values: jax.Array) -> jax.Array:
+        key = jax.random.key(0)
+        queries = jnp.zeros((1, 2, 64, 8))
+        return attend_in_chunks(queries, KeysValues(keys, values), mask, 0.5, key)[..., 0]
+
+    kept, pull_back = jax.vjp(heads, ones)
+    assert kept.mean() == pytest.approx(1, abs=0.05)
+    first, second = kept[:, :, :16], kept[:, :, 16:32]
+    assert not np.allclose(first, second)
+    (of_values,) = pull_back(jnp.ones_like(kept))
+    assert of_values.sum() == pytest.approx(float(kept.sum()), rel=1e-5), "heads are linear in them"
+
+
+def memory_of(length: int, whole: bool) -> int:
+    """Bytes that value and gradient need for a while."""
+    queries, keys_values, mask = attention_operands(length)
+
+    def loss(queries: jax.Array, keys_values: KeysValues) -> jax.Array:
+        if whole:
+            return _attend(queries, keys_values, mask.bias(), lambda weights: weights)[0].sum()
+        return attend_in_chunks(queries, keys_values, mask, 0.0, None).sum()
+
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(queries, keys_values)
+    return compiled.compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_memory_of_chunks_grows_with_the_length_alone() -> None:
+    assert 3.5 < memory_of(1_024, whole=True) / memory_of(512, whole=True) < 4.5
+    assert memory_of(1_024, whole=False) / memory_of(512, whole=False) < 2.2
+    assert memory_of(1_024, whole=False) < memory_of(1_024, whole=True) / 4
+
+
+@pytest.mark.usefixtures("in_chunks")
+def test_weights_of_long_rows_can_be_looked_at_all_the_same() -> None:
+    params = builders.small_params(CONFIG)
+    batch = make_batch([random_pairs(seed=1, count=1)], 12, 12)
+    weights = MODEL.apply({"params": params}, batch, method="attention_weights")
+    np.testing.assert_allclose(weights.cross.sum(axis=-1), 1, atol=1e-2)
+
+
+def test_rows_are_long_above_a_number_of_pairs() -> None:
+    short, long = jnp.ones((1, 1_024), jnp.int32), jnp.ones((1, 1_025), jnp.int32)
+    assert bias_or_mask(ModelConfig(), masks.whole(short, short)).shape == (1, 1, 1_024, 1_024)
+    assert isinstance(bias_or_mask(ModelConfig(), masks.whole(short, long)), masks.Mask)

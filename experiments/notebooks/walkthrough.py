@@ -343,9 +343,10 @@ assert sum(array.size for array in kernel.values()) == 4 * small.d_model**2
 # %%
 from transformer_jax.model import masks
 
-show(masks.causal_same_segment)
+show(masks.Mask)
+show(masks.causal)
 segments = batch["targets_segments"][:1]
-allowed = np.asarray(masks.causal_same_segment(segments))[0]
+allowed = np.asarray(masks.causal(segments).allowed())[0]
 pieces = text.tokenizers.target.pieces(batch["targets"][0].tolist())
 figure = heatmap(allowed.astype(int), pieces, pieces, showscale=False)
 figure.update_layout(height=720, width=760, xaxis_title="may be attended to by the row")

@@ -16,8 +16,19 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.chips import has_cudnn_attention
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.model.layers import Dropout, dense
+from transformer_jax.model.layers import Dropout, dense, drop
+from transformer_jax.model.masks import Mask
 from transformer_jax.sharding import constrain
+
+LONGEST_PAIRS = 1_024 * 1_024
+"""The most pairs of a query and a key in a row whose weights are kept for the gradient.
+
+With these a head's weights take 4 MiB a row in float32, and a layer's of 25,000 tokens and 8 heads
+some 800 MiB. Below it a row is as fast whole; above it, what is kept would grow with every token.
+"""
+CHUNK = 256
+"""Queries of a longer row whose scores exist at one time; a multiple of 128, the side of a TPU's
+matrix unit."""
 
 
 class KeysValues(NamedTuple):
@@ -68,21 +79,27 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "batch q model"],
         keys_values: KeysValues,
-        bias: Float[Array, "#batch 1 #q k"],
+        bias: Float[Array, "#batch 1 #q k"] | Mask,
         deterministic: bool,
         decoding: bool = False,
     ) -> tuple[Float[Array, "batch q model"], Float[Array, "batch heads q k"] | None]:
-        """The output, and the weights before dropout; None where cuDNN computes, which gives none.
+        """The output, and the weights before dropout.
 
+        These are None where cuDNN computes, which gives none, and where a mask is given in place of
+        a bias: then they are never there all at once.
         The compiler drops weights that nobody reads. Decoding has few queries, for which cuDNN's
         kernel is not made.
         """
         config = self.config
         queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
-        if not decoding and use_cudnn(config, bias.shape[2], bias.shape[3]):
+        rate = config.attention_dropout_rate
+        if isinstance(bias, Mask):
+            key = None if deterministic or not rate else self.make_rng("dropout")
+            heads, weights = attend_in_chunks(queries, keys_values, bias, rate, key), None
+        elif not decoding and use_cudnn(config, bias.shape[2], bias.shape[3]):
             heads, weights = _attend_by_cudnn(queries, keys_values, bias), None
         else:
-            dropout = partial(Dropout(config.attention_dropout_rate), deterministic=deterministic)
+            dropout = partial(Dropout(rate), deterministic=deterministic)
             heads, weights = _attend(queries, keys_values, bias, dropout)
         axes = ("heads", "head_dim", "model")
         options = {"use_bias": config.attention_bias, "name": "output"}
@@ -102,6 +119,52 @@ def _attend(
     exps, totals = exp_and_sum(scores.astype(jnp.float32) + bias, dtype)
     heads = jnp.einsum("bhqk,bhkd->bhqd", dropout(exps), keys_values.values)
     return (heads / totals[..., None]).astype(dtype), exps / totals[..., None]
+
+
+def attend_in_chunks(
+    queries: Float[Array, "batch heads q key_dim"],
+    keys_values: KeysValues,
+    mask: Mask,
+    dropout_rate: float,
+    key: jax.Array | None,
+) -> Float[Array, "batch heads q value_dim"]:
+    """`_attend` to `CHUNK` queries at a time, without dropout where there is no key.
+
+    Memory grows with q + k, not with q k: the backward pass makes the weights of a chunk again.
+    """
+    length = queries.shape[2]
+    num_chunks = -(-length // CHUNK)
+
+    def split(x: Array, axis: int) -> Array:
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, num_chunks * CHUNK - length)
+        shape = (*x.shape[:axis], num_chunks, CHUNK, *x.shape[axis + 1 :])
+        return jnp.moveaxis(jnp.pad(x, padding).reshape(shape), axis, 0)
+
+    @partial(jax.checkpoint, prevent_cse=False)  # a loop keeps the two computations apart
+    def attend(chunk: tuple[Array, Array, Array, Array]) -> Array:
+        number, queries, segments, last = chunk
+
+        def dropout(weights: Array) -> Array:
+            if key is None:
+                return weights
+            return drop(weights, dropout_rate, jax.random.fold_in(key, number))
+
+        queries = constrain(queries, "batch", "heads", None, "head_dim")
+        bias = mask._replace(query_segments=segments, last=last).bias()
+        heads = _attend(queries, keys_values, bias, dropout)[0]
+        return constrain(heads, "batch", "heads", None, "head_dim")
+
+    rows = split(queries, 2), split(mask.query_segments, 1), split(mask.last, 1)
+    heads = jnp.moveaxis(jax.lax.map(attend, (jnp.arange(num_chunks), *rows)), 0, 2)
+    return heads.reshape(*queries.shape[:2], num_chunks * CHUNK, -1)[:, :, :length]
+
+
+def bias_or_mask(config: ModelConfig, mask: Mask) -> Float[Array, "batch 1 q k"] | Mask:
+    """What `Attention` is to be given: a bias has the size of all pairs, too much for long rows."""
+    query_length, key_length = mask.query_segments.shape[1], mask.key_segments.shape[1]
+    short = query_length * key_length <= LONGEST_PAIRS
+    return mask.bias() if short or use_cudnn(config, query_length, key_length) else mask
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -112,8 +112,16 @@ def _mix(bits: jax.Array) -> jax.Array:
     return bits ^ (bits >> 16)
 
 
-class Dropout(nn.Module):
+def drop(x: Float[Array, "*shape"], rate: float, key: jax.Array) -> Float[Array, "*shape"]:
     """Zeroes a share of the elements and scales up the others (section 5.4)."""
+    # A hash below the threshold happens with probability 1 - rate, to 2^-32.
+    threshold = jnp.uint32(round((1 - rate) * 2**32) - 1)
+    keep = random_bits(key, x.shape) <= threshold
+    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
+
+
+class Dropout(nn.Module):
+    """`drop` in training."""
 
     rate: float
 
@@ -121,10 +129,7 @@ class Dropout(nn.Module):
     def __call__(self, x: Float[Array, "*shape"], deterministic: bool) -> Float[Array, "*shape"]:
         if deterministic or self.rate == 0:
             return x
-        # A hash below the threshold happens with probability 1 - rate, to 2^-32.
-        threshold = jnp.uint32(round((1 - self.rate) * 2**32) - 1)
-        keep = random_bits(self.make_rng("dropout"), x.shape) <= threshold
-        return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
+        return drop(x, self.rate, self.make_rng("dropout"))
 
 
 class Embedding(nn.Module):

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.array_types import Batch, Logits, Params, Sources, Targets
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import masks
-from transformer_jax.model.attention import Attention, KeysValues, ProjectKeysValues
+from transformer_jax.model.attention import Attention, KeysValues, ProjectKeysValues, bias_or_mask
 from transformer_jax.model.layers import Embedding, FeedForward, Residual, layer_norm
+from transformer_jax.model.masks import Mask
 from transformer_jax.sharding import constrain
 
 
@@ -77,7 +78,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch src model"],
-        bias: Float[Array, "batch 1 src src"],
+        bias: Float[Array, "batch 1 src src"] | Mask,
         deterministic: bool,
     ) -> Float[Array, "batch src model"]:
         return self.with_weights(x, bias, deterministic)[0]
@@ -85,7 +86,7 @@ class EncoderLayer(nn.Module):
     def with_weights(
         self,
         x: Float[Array, "batch src model"],
-        bias: Float[Array, "batch 1 src src"],
+        bias: Float[Array, "batch 1 src src"] | Mask,
         deterministic: bool,
     ) -> tuple[Float[Array, "batch src model"], Float[Array, "batch heads src src"] | None]:
         """The output, and the weights of the attention."""
@@ -119,8 +120,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "batch tgt model"],
         encoded: Float[Array, "batch src model"],
-        self_bias: Float[Array, "batch 1 tgt tgt"],
-        cross_bias: Float[Array, "batch 1 tgt src"],
+        self_bias: Float[Array, "batch 1 tgt tgt"] | Mask,
+        cross_bias: Float[Array, "batch 1 tgt src"] | Mask,
         deterministic: bool,
     ) -> Float[Array, "batch tgt model"]:
         return self.with_weights(x, encoded, self_bias, cross_bias, deterministic)[0]
@@ -129,8 +130,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "batch tgt model"],
         encoded: Float[Array, "batch src model"],
-        self_bias: Float[Array, "batch 1 tgt tgt"],
-        cross_bias: Float[Array, "batch 1 tgt src"],
+        self_bias: Float[Array, "batch 1 tgt tgt"] | Mask,
+        cross_bias: Float[Array, "batch 1 tgt src"] | Mask,
         deterministic: bool,
     ) -> tuple[
         Float[Array, "batch tgt model"],
@@ -219,7 +220,8 @@ class Transformer(nn.Module):
         encoded = self.encode(
             batch["inputs"], batch["inputs_positions"], batch["inputs_segments"], deterministic
         )
-        x, *biases = self._embed_target(batch, deterministic)
+        x, *target_masks = self._embed_target(batch, deterministic)
+        biases = [bias_or_mask(self.config, mask) for mask in target_masks]
         x = self._stack(self.decoder_layers, x, encoded, *biases, deterministic)
         return self.decoder_norm(x) if self.config.norm == "pre" else x
 
@@ -231,7 +233,8 @@ class Transformer(nn.Module):
         self, inputs: Sources, positions: Sources, segments: Sources, deterministic: bool = True
     ) -> Float[Array, "batch src model"]:
         """The encoder's output (section 3.1)."""
-        x, bias = self._embed_source(inputs, positions, segments, deterministic)
+        x, mask = self._embed_source(inputs, positions, segments, deterministic)
+        bias = bias_or_mask(self.config, mask)
         x = self._stack(self.encoder_layers, x, bias, deterministic)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
 
@@ -240,15 +243,16 @@ class Transformer(nn.Module):
 
         For a model of `unrolled` whose `config.attention` is "xla".
         """
-        x, bias = self._embed_source(
+        x, mask = self._embed_source(
             batch["inputs"], batch["inputs_positions"], batch["inputs_segments"], True
         )
         encoder, decoder = [], []
         for layer in self.encoder_layers:
-            x, weights = layer.with_weights(x, bias, True)
+            x, weights = layer.with_weights(x, mask.bias(), True)
             encoder.append(weights)
         encoded = self.encoder_norm(x) if self.config.norm == "pre" else x
-        x, *biases = self._embed_target(batch, True)
+        x, *target_masks = self._embed_target(batch, True)
+        biases = [mask.bias() for mask in target_masks]
         for layer in self.decoder_layers:
             x, weights = layer.with_weights(x, encoded, *biases, True)
             decoder.append(weights)
@@ -256,16 +260,16 @@ class Transformer(nn.Module):
         return AttentionWeights(*map(jnp.stack, (encoder, self_weights, cross_weights)))
 
     def _embed_source(self, inputs, positions, segments, deterministic):
-        bias = masks.to_bias(masks.same_segment(segments, segments))
-        return self.embedding(inputs, positions, deterministic, of_source=True), bias
+        x = self.embedding(inputs, positions, deterministic, of_source=True)
+        return x, masks.whole(segments, segments)
 
     def _embed_target(self, batch: Batch, deterministic: bool):
         segments, positions = batch["targets_segments"], batch["targets_positions"]
         shifted = shift_right(batch["targets"], positions, self.bos_id)
         return (
             self.embedding(shifted, positions, deterministic),
-            masks.to_bias(masks.causal_same_segment(segments)),
-            masks.to_bias(masks.same_segment(segments, batch["inputs_segments"])),
+            masks.causal(segments),
+            masks.whole(segments, batch["inputs_segments"]),
         )
 
     def remember(self, inputs: Sources, segments: Sources) -> Memory:
