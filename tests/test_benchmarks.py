@@ -76,3 +76,19 @@ def test_the_benchmark_of_the_loader_runs(tmp_path: Path) -> None:
     for name in ("packed", "bucketed"):
         assert 0.5 < result[name]["share_of_real_tokens"] <= 1
         assert result[name]["target_tokens_per_second"] > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_lengths_runs(tmp_path: Path) -> None:
+    output, plot = tmp_path / "result.json", tmp_path / "length.svg"
+    sizes = ["--lengths", "16", "32", "64", "--tokens", "64", "--repeats", "1"]
+    command = [sys.executable, SCRIPT.with_name("length.py"), *sizes]
+    command += ["--json", output, "--plot", plot]
+    subprocess.run(list(map(str, command)), check=True, timeout=600)
+    result = json.loads(output.read_text(encoding="utf-8"))
+    assert list(result) == ["whole", "chunks", "decode"]
+    for found in result.values():
+        assert [row["length"] for row in found["rows"]] == [16, 32, 64]
+        assert all(all_positive(row, "seconds", "memory_bytes") for row in found["rows"])
+        assert found["fit"].keys() == {"a", "b", "quadratic_from"}
+    assert plot.read_text(encoding="utf-8").count("<polyline") == 6
