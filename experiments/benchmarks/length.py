@@ -65,7 +65,8 @@ def main() -> None:
 
 
 def updates(tokens: int, model_config: ModelConfig, length: int, repeats: int) -> dict[str, float]:
-    config = Config(DataConfig(max_length=length, tokens_per_update=tokens), model_config)
+    data = DataConfig(max_length=length, tokens_per_update=tokens)
+    config = Config(data=data, model=model_config)
     model, mesh = Transformer(config.model, VOCAB_SIZE, BOS), make_mesh(MeshConfig(data=1))
     state, shardings = init_state(config, model, mesh)
     shape = (2, max(1, tokens // length), length)
@@ -84,7 +85,7 @@ def updates(tokens: int, model_config: ModelConfig, length: int, repeats: int) -
 
 def decoding(model_config: ModelConfig, length: int, repeats: int) -> dict[str, float]:
     """Of a batch whose translations are forced to `length` tokens."""
-    config = Config(DataConfig(max_length=length), model_config)
+    config = Config(data=DataConfig(max_length=length), model=model_config)
     model, mesh = Transformer(model_config, VOCAB_SIZE, BOS), make_mesh(MeshConfig(data=1))
     params = init_state(config, model, mesh)[0].params
     decode = DecodeConfig(beam_size=BEAM, min_length=length)
