@@ -9,7 +9,7 @@ Prints     seconds a batch or file and sentences a second of each, round by roun
 The weights are random, those of a Marian model of the transformers library, "small": 256 wide,
 1,024 in the feed-forward networks, 4 heads, 3 + 3 layers, 8,000 pieces. All translations have a
 forced length, so that every contender takes as many steps: 20 tokens for 64 sentences of 20; for a
-file that of the source and one more, in others' batches of 64 that of the longest. The beam is 4.
+file that of the source and two more, in others' batches of 64 that of the longest. The beam is 4.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def works(task: Task, translate: TranslateIds) -> Iterator[Work]:
         for start in range(0, len(order), SENTENCES):
             batch = order[start : start + SENTENCES]
             sources = [encoded[number] for number in batch]
-            found |= zip(batch, translate(sources, len(sources[-1]) + 1), strict=True)
+            found |= zip(batch, translate(sources, len(sources[-1]) + 2), strict=True)
         return tokenizer.decode([found[number] for number in range(len(encoded))])
 
     yield from repeat(Work(translate_file, len(task.lines)))

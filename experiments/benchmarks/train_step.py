@@ -8,16 +8,16 @@ Prints     seconds an update and tokens a second of each, round by round, and th
 
 Without text every row is full: 2,048 source and 2,048 target tokens in sentences of 64, float32,
 dropout 0.1, label smoothing 0.1, Adam. With text it is tokens a second that counts, padding
-excluded: ours in packed rows; PyTorch's in batches of sentences of like length, as is usual, and in
-batches whose rows are padded to the longest allowed.
+excluded: ours in packed rows of `--row` tokens, which no sentence exceeds; PyTorch's in batches of
+sentences of like length, as is usual, and in batches whose rows are padded to 256.
 """
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ from transformer_jax.sharding import make_mesh
 from transformer_jax.train_step import init_state, jit_train_step
 
 VOCAB_SIZE, PAD, BOS = 8_000, 0, 1
-TOKENS, SENTENCE = 2_048, 64
+TOKENS, SENTENCE, LONGEST = 2_048, 64, 256
 MODELS = {
     "small": ModelConfig(num_layers=3, d_model=256, d_ff=1_024, num_heads=4),
     "base": ModelConfig(),
@@ -57,10 +57,13 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=3, help="in a round of one contender")
     parser.add_argument("--peer", choices=["torch", "none"], default="torch")
     parser.add_argument("--text", type=Path, nargs=2, metavar=("SOURCE", "TARGET"))
+    parser.add_argument("--row", type=int, default=64, help="tokens of a row of ours, with text")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     config = Config(
-        data=DataConfig(max_length=256 if options.text else SENTENCE, tokens_per_update=TOKENS),
+        data=DataConfig(
+            max_length=options.row if options.text else SENTENCE, tokens_per_update=TOKENS
+        ),
         model=MODELS[options.size],
         loss=LossConfig(label_smoothing=0.1),
         optimizer=OptimizerConfig(),
@@ -78,8 +81,8 @@ def contenders(config: Config, options: argparse.Namespace) -> dict[str, Contend
             "torch": partial(torchs, config, [tuple(sentences)]),
         }
     else:
-        pairs = read_tokens(*options.text)
-        padded = padded_batches(pairs, config.data.max_length)
+        pairs = read_tokens(*options.text, options.row)
+        padded = padded_batches(pairs, LONGEST)
         found = {
             "transformer_jax, packed": partial(ours, config, packed_batches(pairs, config.data)),
             "torch, like lengths": partial(torchs, config, batches_of_like_length(pairs)),
@@ -106,26 +109,28 @@ def full_batch(sentences: np.ndarray) -> Batch:
     }
 
 
-def read_tokens(source: Path, target: Path) -> list[tuple[list[int], list[int]]]:
+def read_tokens(source: Path, target: Path, longest: int) -> list[tuple[list[int], list[int]]]:
     """The pairs of a text as pieces of a vocabulary trained on it, those that fit."""
     pairs = list(itertools.islice(read_pairs(source, target), 50_000))
     config = TokenizerConfig(vocab_size=VOCAB_SIZE)
     tokenizer = Tokenizer(train_tokenizer(itertools.chain.from_iterable(pairs), config))
     sides = (tokenizer.encode([pair[side] for pair in pairs]) for side in (0, 1))
     encoded = zip(*sides, strict=True)
-    return [pair for pair in encoded if all(1 < len(side) <= 256 for side in pair)]
+    return [pair for pair in encoded if all(1 < len(side) <= longest for side in pair)]
 
 
-class Tokens(NamedTuple):
-    """As a token store gives them."""
+class Tokens:
+    """What a batch reads of a token store."""
 
-    pairs: list[tuple[list[int], list[int]]]
+    def __init__(self, pairs: list[tuple[list[int], list[int]]]) -> None:
+        (self.source_tokens, self.source_offsets), (self.target_tokens, self.target_offsets) = (
+            self._joined(side) for side in zip(*pairs, strict=True)
+        )
 
-    def source(self, index: int) -> np.ndarray:
-        return np.array(self.pairs[index][0])
-
-    def target(self, index: int) -> np.ndarray:
-        return np.array(self.pairs[index][1])
+    @staticmethod
+    def _joined(sentences: Sequence[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        offsets = np.append(0, np.cumsum([len(one) for one in sentences]))
+        return np.array(list(itertools.chain.from_iterable(sentences))), offsets
 
 
 def lengths_of(pairs: list[tuple[list[int], list[int]]]) -> tuple[np.ndarray, np.ndarray]:

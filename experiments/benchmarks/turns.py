@@ -45,6 +45,8 @@ def in_turns(
     for _ in range(rounds):
         for name, pipe in pipes.items():
             found[name].append(_next(pipe))
+    for pipe in pipes.values():
+        pipe.send(False)
     speeds = {name: [amount / spent for spent, amount in rows] for name, rows in found.items()}
     medians = {name: statistics.median(own) for name, own in speeds.items()}
     first = next(iter(medians.values()))
@@ -62,15 +64,17 @@ def in_turns(
 
 def _next(pipe: Connection) -> tuple[float, int]:
     """Seconds and amount of the next works of the contender at the other end."""
-    pipe.send("next")
-    return pipe.recv()
+    pipe.send(True)
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise SystemExit("a contender has failed; above stands why") from None
 
 
 def _serve(contender: Contender, repeats: int, pipe: Connection) -> None:
-    """Runs works when told to, and tells seconds and amount."""
+    """Runs works while told to, and tells seconds and amount."""
     works = contender()
-    while True:
-        pipe.recv()
+    while pipe.recv():
         chosen = list(itertools.islice(works, repeats))
         start = time.perf_counter()
         for work in chosen:
