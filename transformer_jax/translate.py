@@ -371,7 +371,7 @@ def batch_rows(config: DecodeConfig, length: int, num_sources: int, num_shards: 
 
 
 def padded_length(length: int) -> int:
-    """The next of 16, 24, 32, 48, 64, 96, ...: few shapes to compile, for sentences of any length."""
+    """The next of 16, 24, 32, 48, 64, 96, ...: few shapes to compile, for any length."""
     power = max(16, 2 ** (length - 1).bit_length())
     between = power * 3 // 4
     return between if 16 < between >= length else power
