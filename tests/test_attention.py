@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from builders import BOS, EOS, make_batch, random_pairs, small_config, small_model
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batch_plan import BatchShape
@@ -222,7 +223,9 @@ def test_chunks_give_what_whole_rows_give(changes, data: int, tensor: int, reque
     params = builders.small_params(config)
     expected_loss, expected = jax.device_get(jax.jit(gradients_of(config))(params, batch))
     request.getfixturevalue("in_chunks")
-    with jax.set_mesh(builders.mesh_of(data=data, tensor=tensor)):
+    mesh = builders.mesh_of(data=data, tensor=tensor)
+    params, batch = jax.device_put((params, batch), NamedSharding(mesh, PartitionSpec()))
+    with jax.set_mesh(mesh):
         loss, gradients = jax.device_get(jax.jit(gradients_of(config))(params, batch))
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     for mine, other in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):

@@ -51,13 +51,13 @@ ENTRY %main (x: f32[8]) -> (s32[], f32[8]) {
 
 def test_bodies_of_loops_count_as_often_as_they_are_run() -> None:
     """10 rounds within 3: 1000 + 3 x (100 + 10 x (5 + 1)); a fusion holds those of its parts."""
-    schedule = read_schedule(LOOPS, num_devices=4, open_rounds=3)
+    schedule = read_schedule(LOOPS, num_devices=4, open_rounds=[3])
     assert schedule.cycles == 1000 + 3 * (100 + 10 * (5 + 1))
     assert (schedule.loops, schedule.open_loops) == (2, 1)
 
 
 def test_collectives_count_as_often_as_they_are_run() -> None:
-    schedule = read_schedule(LOOPS, num_devices=4, open_rounds=3)
+    schedule = read_schedule(LOOPS, num_devices=4, open_rounds=[3])
     assert set(schedule.collectives) == {"all-reduce"}
     one = schedule.collectives["all-reduce"]
     assert (one.count, one.size) == (30, 30 * 32)
@@ -67,7 +67,7 @@ def test_collectives_count_as_often_as_they_are_run() -> None:
 
 def test_traffic_is_that_of_operands_and_results_in_main_memory() -> None:
     """S(1) is on the chip; `get-tuple-element` and the like move nothing."""
-    schedule = read_schedule(LOOPS, num_devices=4, open_rounds=3)
+    schedule = read_schedule(LOOPS, num_devices=4, open_rounds=[3])
     condition = 1 + 4 + 4
     body = 2 * 32 + 2 * 32
     outer = 2 * 36 + (1 + 32)
@@ -97,14 +97,14 @@ ENTRY %main (x: f32[6,16], i: s32[]) -> f32[6,16] {
 }
 """
     read, written = 64 + 4 + 64, 64 + 4 + 64
-    assert read_schedule(text, 1, 1).traffic == read + written
+    assert read_schedule(text, 1, []).traffic == read + written
 
 
 def test_traffic_of_a_copy_in_two_parts_counts_once() -> None:
     lines = """
   %s = (f32[16]{0:T(128)S(1)}, f32[16]{0:T(128)}, u32[]{:S(2)}) copy-start(%x)
   ROOT %d = f32[16]{0:T(128)S(1)} copy-done(%s)"""
-    assert read_schedule(program(lines), 1, 1).traffic == 64
+    assert read_schedule(program(lines), 1, []).traffic == 64
 
 
 def test_trip_counts_are_read_from_the_condition_or_from_the_loop() -> None:
@@ -145,7 +145,7 @@ ENTRY %main (x: f32[16]) -> f32[16] {{
 
 def sent(lines: str, others: str = "") -> dict[str, tuple[int, float, float]]:
     """The collectives of a program on eight devices: count, bytes, bytes sent."""
-    found = read_schedule(program(lines, others), 8, 1).collectives
+    found = read_schedule(program(lines, others), 8, []).collectives
     return {kind: (one.count, one.size, one.sent) for kind, one in found.items()}
 
 

@@ -7,6 +7,7 @@ what it says of time is its estimate.
 import importlib.util
 import math
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from transformer_jax.chips import Chip, chip_of, model_flops
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import largest_shape, num_rows
 from transformer_jax.decode import SpecialIds
+from transformer_jax.decode_loop import stages
 from transformer_jax.errors import UserError
 from transformer_jax.hlo import Schedule, read_schedule
 from transformer_jax.model.transformer import Transformer
@@ -57,8 +59,8 @@ class Work(NamedTuple):
     """Source and target tokens, without filler rows; of a translation those of the source."""
     model_flops: float
     """Of all devices together: see `chips.model_flops`."""
-    open_rounds: int
-    """Rounds to count of a loop that ends when the data say so: those of the longest output."""
+    open_rounds: tuple[int, ...]
+    """Rounds to count of the loops that end when the data say so: those of the longest output."""
 
 
 class Report(NamedTuple):
@@ -126,7 +128,7 @@ def compile_for(config: Config, topology: str, what: Literal["train", "decode"])
     flops = compiled.cost_analysis()["flops"]
     if schedule.loops:  # the cost analysis counts their bodies once
         jaxpr = work.traced.jaxpr
-        flops *= matmul_flops(jaxpr, work.open_rounds) / matmul_flops(jaxpr, 1, once=True)
+        flops *= matmul_flops(jaxpr, work.open_rounds) / matmul_flops(jaxpr, None)
     return Report(
         what=what,
         topology=topology,
@@ -206,7 +208,7 @@ def trace_train(config: Config, mesh: Mesh) -> Work:
         model_flops=model_flops(
             config.model, config.tokenizer.vocab_size, tokens, tokens, length, length
         ),
-        open_rounds=1,
+        open_rounds=(),
     )
 
 
@@ -238,16 +240,17 @@ def trace_decode(config: Config, mesh: Mesh) -> Work:
             steps,
             training=False,
         ),
-        open_rounds=steps,
+        open_rounds=tuple(np.diff(stages(steps), prepend=0).tolist()),
     )
 
 
-def matmul_flops(jaxpr: ClosedJaxpr | Jaxpr, open_rounds: int, once: bool = False) -> float:
+def matmul_flops(jaxpr: ClosedJaxpr | Jaxpr, open_rounds: Iterable[int] | None) -> float:
     """FLOPs of the matrix products of a traced program, on all devices together.
 
-    The body of a loop counts as often as it is run, `open_rounds` times where that depends on
-    data; `once` counts it once.
+    The body of a loop counts as often as it is run, where that depends on data as the next of
+    `open_rounds` says, or once; without these, every body counts once.
     """
+    next_rounds = None if open_rounds is None else iter(open_rounds)
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     total = 0.0
     for equation in jaxpr.eqns:
@@ -255,12 +258,15 @@ def matmul_flops(jaxpr: ClosedJaxpr | Jaxpr, open_rounds: int, once: bool = Fals
             (contracted, _), _ = equation.params["dimension_numbers"]
             left, result = equation.invars[0].aval, equation.outvars[0].aval
             total += 2 * result.size * math.prod(left.shape[dim] for dim in contracted)
-        rounds = {"scan": equation.params.get("length", 1), "while": open_rounds}
-        times = 1 if once else rounds.get(equation.primitive.name, 1)
+        times = 1
+        if next_rounds is not None and equation.primitive.name == "scan":
+            times = equation.params["length"]
+        elif next_rounds is not None and equation.primitive.name == "while":
+            times = next(next_rounds, 1)
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(inner, ClosedJaxpr | Jaxpr):
-                    total += times * matmul_flops(inner, open_rounds, once)
+                    total += times * matmul_flops(inner, next_rounds)
     return total
 
 
@@ -339,8 +345,8 @@ def describe(report: Report) -> list[str]:
 def _describe_loops(report: Report) -> list[str]:
     if not report.schedule.open_loops:
         return []
-    rounds = f"{report.work.open_rounds} rounds, those of the longest output"
-    return [f"loops: one that ends when the data say so is counted with {rounds}"]
+    rounds = f"{sum(report.work.open_rounds)} rounds, those of the longest output"
+    return [f"loops: those that end when the data say so are counted with {rounds}"]
 
 
 def _describe_time(report: Report, numbers: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Shaped
 
 from transformer_jax.decode_loop import Cache, StepFn, check_cache, reorder_cache, repeat, take
 
@@ -240,8 +240,8 @@ def _expand(
 
 
 def top_k(
-    x: Float[Array, "*rows vocab"], k: int
-) -> tuple[Float[Array, "*rows k"], Int32[Array, "*rows k"]]:
+    x: Float[Array, "batch beam vocab"], k: int
+) -> tuple[Float[Array, "batch beam k"], Int32[Array, "batch beam k"]]:
     """`jax.lax.top_k` for long rows: the greatest elements, and where; of equals, the first.
 
     They are in the k groups of neighbours that have the greatest maxima, so what is sorted is few:
@@ -253,10 +253,13 @@ def top_k(
     padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)]
     groups = jnp.pad(x, padding, constant_values=-jnp.inf).reshape(*x.shape[:-1], -1, size)
     best = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)
-    candidates = jnp.take_along_axis(groups, best[..., None], axis=-2)
-    values, chosen = jax.lax.top_k(candidates.reshape(*best.shape[:-1], -1), k)
-    group = jnp.take_along_axis(best, chosen // size, axis=-1)
-    return values, group * size + chosen % size
+    values, chosen = jax.lax.top_k(_of_each_row(groups, best).reshape(*best.shape[:-1], -1), k)
+    return values, _of_each_row(best, chosen // size) * size + chosen % size
+
+
+def _of_each_row(x: Shaped[Array, "batch beam ..."], chosen: Int[Array, "batch beam k"]) -> Array:
+    """x[b, n, chosen[b, n]], as the partitioner knows that no row needs another's."""
+    return jax.vmap(jax.vmap(lambda row, places: row[places]))(x, chosen)
 
 
 def forced_to_length(

@@ -29,6 +29,15 @@ State = TypeVar("State", bound=Any)
 """A NamedTuple with the fields `index`, the tokens chosen so far, and `cache`."""
 
 
+def stages(max_length: int) -> list[int]:
+    """The positions that a cache has room for: 32 at first, then four times as many, at last all.
+
+    What stands empty in a cache is read at every step.
+    """
+    sizes = (32 * 4**power for power in range(max_length.bit_length()))
+    return [*(size for size in sizes if size < 0.75 * max_length), max_length]
+
+
 def repeat(
     step: Callable[[State], State],
     goes_on: Callable[[State], Bool[Array, ""]],
@@ -37,11 +46,8 @@ def repeat(
 ) -> State:
     """The state after steps have been taken while it `goes_on`; its cache is gone.
 
-    A cache has room for 32 positions at first, then for four times as many, at last for all: what
-    stands empty would be read at every step. Each stage is compiled, and is left out where the
-    state does not go on.
+    There is a loop for each of the `stages`, left out where the state does not go on.
     """
-    sizes = [size for size in (32 * 4**n for n in range(12)) if size < 0.75 * max_length]
 
     def stage(state: State, sizes: Sequence[int]) -> State:
         size, *larger = sizes
@@ -52,7 +58,7 @@ def repeat(
             return without
         return jax.lax.cond(goes_on(state), lambda: stage(state, larger), lambda: without)
 
-    return stage(state, [*sizes, max_length])
+    return stage(state, stages(max_length))
 
 
 def check_cache(cache: Cache, batch_size: int, beam_size: int) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -83,14 +84,14 @@ class Schedule:
         return sum(one.sent for one in self.collectives.values())
 
 
-def read_schedule(text: str, num_devices: int, open_rounds: int) -> Schedule:
+def read_schedule(text: str, num_devices: int, open_rounds: Iterable[int]) -> Schedule:
     """Adds up a compiled program; a loop's body counts as often as the loop goes round.
 
     Loops that count from 0 up by 1 to a constant, as those of `jax.lax.scan` do, are known; of the
-    others `open_rounds` rounds are taken. Of a conditional every branch is counted.
+    others the n-th takes the n-th of `open_rounds`, or one. Of a conditional every branch counts.
     """
     computations, entry = parse(text)
-    schedule = Schedule()
+    schedule, left = Schedule(), iter(open_rounds)
 
     def add(name: str, times: int) -> None:
         """Adds a computation that is run `times` times, and what it calls."""
@@ -104,7 +105,7 @@ def read_schedule(text: str, num_devices: int, open_rounds: int) -> Schedule:
             rounds = 1
             if instruction.opcode == "while":
                 known = trip_count(computations, instruction)
-                rounds = open_rounds if known is None else known
+                rounds = next(left, 1) if known is None else known
                 schedule.loops += 1
                 schedule.open_loops += known is None
             for inner in _run_by(instruction):
