@@ -88,7 +88,7 @@ def decoding(model_config: ModelConfig, length: int, repeats: int) -> dict[str, 
     config = Config(data=DataConfig(max_length=length), model=model_config)
     model, mesh = Transformer(model_config, VOCAB_SIZE, BOS), make_mesh(MeshConfig(data=1))
     params = init_state(config, model, mesh)[0].params
-    decode = DecodeConfig(beam_size=BEAM, min_length=length)
+    decode = DecodeConfig(beam_size=BEAM, min_length=length, max_extra_length=length)
     find = jax.jit(partial(search, (model,), decode, SpecialIds(pad=PAD, bos=BOS, eos=EOS)))
     inputs = np.random.default_rng(0).integers(4, VOCAB_SIZE, (SENTENCES, SOURCE), np.int32)
     limits = np.full((SENTENCES, 1), length, np.int32)
