@@ -50,9 +50,9 @@ LEAN = replace(
     model=replace(SMALL.model, dtype="bfloat16", scan_layers=True),
     loss=LossConfig(num_chunks=4),
 )
-# 8 sentences of 20 tokens, in rows of 32.
+# 8 sentences of up to 24 tokens.
 SEARCH = replace(
-    SMALL, data=DataConfig(max_length=20), decode=DecodeConfig(beam_size=4, tokens_per_batch=256)
+    SMALL, data=DataConfig(max_length=24), decode=DecodeConfig(beam_size=4, tokens_per_batch=192)
 )
 
 

@@ -101,6 +101,15 @@ def model_flops(
     return (6.0 if training else 2.0) * products
 
 
+def program_memory(compiled: jax.stages.Compiled) -> int:
+    """Bytes of a device that a program needs by the compiler's count: what it is given, and more.
+
+    What it gives takes the place of what it is given, or is small.
+    """
+    memory = compiled.memory_analysis()
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes
+
+
 def device_memory() -> int:
     """Bytes that programs on a device can have: of a CPU, all there is of the machine's."""
     stats = jax.local_devices()[0].memory_stats() or {}

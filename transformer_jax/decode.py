@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from transformer_jax.decode_loop import Cache, StepFn, check_cache, reorder_cache, repeat, take
 
@@ -159,9 +159,8 @@ def beam_search(
         done = state.done | _is_done(
             index, log_probs, finished.scores[:, num_certain - 1], limits, alpha
         )
-        return BeamState(
-            index, tokens, log_probs, finished, done, reorder_cache(new_cache, parents)
-        )
+        new_cache = reorder_cache(new_cache, parents)
+        return BeamState(index, tokens, log_probs, finished, done, new_cache)
 
     state = _initial_state(cache, limits, beam_size, max_length, special.pad)
     state = repeat(step, lambda state: ~jnp.all(state.done), state, max_length)
@@ -253,13 +252,10 @@ def top_k(
     padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)]
     groups = jnp.pad(x, padding, constant_values=-jnp.inf).reshape(*x.shape[:-1], -1, size)
     best = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)
-    values, chosen = jax.lax.top_k(_of_each_row(groups, best).reshape(*best.shape[:-1], -1), k)
-    return values, _of_each_row(best, chosen // size) * size + chosen % size
-
-
-def _of_each_row(x: Shaped[Array, "batch beam ..."], chosen: Int[Array, "batch beam k"]) -> Array:
-    """x[b, n, chosen[b, n]], as the partitioner knows that no row needs another's."""
-    return jax.vmap(jax.vmap(lambda row, places: row[places]))(x, chosen)
+    take_of_each = jax.vmap(take)
+    candidates = take_of_each(groups, best).reshape(*best.shape[:-1], -1)
+    values, chosen = jax.lax.top_k(candidates, k)
+    return values, take_of_each(best, chosen // size) * size + chosen % size
 
 
 def forced_to_length(

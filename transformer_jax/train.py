@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from transformer_jax import sharding
 from transformer_jax.array_types import Batch, Params
 from transformer_jax.checkpoint import Checkpoints, Progress, Unreadable
-from transformer_jax.chips import model_flops
+from transformer_jax.chips import model_flops, program_memory
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import (
     BatchShape,
@@ -196,8 +196,7 @@ class Trainer:
         store, plan = self.epochs.get(self.progress.epoch)
         lengths = store.source_lengths, store.target_lengths
         per_update = [f"{side[plan.pairs].sum() / plan.num_batches:,.0f}" for side in lengths]
-        memory = self.compile_largest().memory_analysis()
-        gigabytes = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**30
+        gigabytes = program_memory(self.compile_largest()) / 2**30
         training = f"steps {self.step:,} to {config.train.num_steps:,} in {self.run.path}"
         if self._is_over():
             training = (

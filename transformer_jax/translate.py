@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 
 from transformer_jax import sharding
 from transformer_jax.array_types import Params, Sources
-from transformer_jax.chips import device_memory
+from transformer_jax.chips import device_memory, program_memory
 from transformer_jax.config import DecodeConfig, SamplingConfig
 from transformer_jax.data.text import clean_line
 from transformer_jax.data.tokenizer import Tokenizers
@@ -238,8 +238,7 @@ def _compile(lowered: jax.stages.Lowered, rows: int, length: int) -> jax.stages.
     Raises UserError where a device has less.
     """
     compiled = lowered.compile()
-    memory, limit = compiled.memory_analysis(), device_memory()
-    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    needed, limit = program_memory(compiled), device_memory()
     if needed > limit:
         raise UserError(
             f"{rows} sentences of up to {length} tokens at once need {needed / 2**30:.1f} GiB a "

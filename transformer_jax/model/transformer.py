@@ -47,7 +47,6 @@ class Cache(NamedTuple):
     def grow(self, length: int) -> "Cache":
         """The same with room for `length` target positions."""
         beam = self.places.shape[1]
-
         missing = max(0, length - self.places.shape[2])
         grown = tuple(each.grow(length * beam) for each in self.keys_values)
         return Cache(grown, jnp.pad(self.places, [(0, 0), (0, 0), (0, missing)]))
