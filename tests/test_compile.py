@@ -136,7 +136,7 @@ def test_a_search_on_simulated_devices(config: Config) -> None:
     steps = 64 + config.decode.max_extra_length
     rows = config.decode.tokens_per_batch // 64
     assert (report.work.rows, report.work.length) == (rows, 64)
-    assert sum(report.work.open_rounds) == steps
+    assert sum(report.work.open_rounds) == steps - 1  # the first is before the loops
     assert report.schedule.open_loops == len(report.work.open_rounds)
     assert f"{steps} rounds" in "\n".join(compiling.describe(report))
     assert report.flops * 2 > report.work.model_flops

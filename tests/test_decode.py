@@ -103,7 +103,7 @@ def search_tables(
     num_certain=None,
     forced=None,
 ):
-    shape = (tables.shape[0], beam_size)
+    shape = (tables.shape[0], 1)
     cache = {
         "prefixes": jnp.zeros((*shape, max_length), jnp.int32),
         "row": jnp.zeros(shape, jnp.int32),
@@ -594,7 +594,7 @@ def test_a_forced_prefix_leaves_the_hypotheses_that_begin_with_it(table, limit, 
 
 @functools.partial(jax.jit, static_argnames="beam_size")
 def search_ensemble(first, second, beam_size):
-    shape = (1, beam_size)
+    shape = (1, 1)
     cache = {
         "prefixes": jnp.zeros((*shape, MAX_LENGTH), jnp.int32),
         "row": jnp.zeros(shape, jnp.int32),

@@ -22,7 +22,8 @@ class Room(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    ("ends_at", "rooms"), [(5, {32}), (32, {32}), (40, {32, 128}), (200, {32, 128, 300})]
+    ("ends_at", "rooms"),
+    [(1, {1}), (5, {1, 16}), (16, {1, 16}), (40, {1, 16, 64}), (200, {1, 16, 64, 300})],
 )
 def test_the_cache_grows_with_the_hypotheses(ends_at, rooms):
     length, seen = 300, set()
@@ -34,7 +35,7 @@ def test_the_cache_grows_with_the_hypotheses(ends_at, rooms):
         logits = jnp.zeros(4).at[2].set(end)
         return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
 
-    cache = Room(jnp.zeros(0))
+    cache = Room(jnp.zeros(1))
     options = {"alpha": 0.6, "max_length": length, "special": SpecialIds(0, 1, 2)}
     result = beam_search(step, cache, jnp.array([length]), beam_size=1, **options)
     jax.effects_barrier()

@@ -240,7 +240,7 @@ def trace_decode(config: Config, mesh: Mesh) -> Work:
             steps,
             training=False,
         ),
-        open_rounds=tuple(np.diff(stages(steps), prepend=0).tolist()),
+        open_rounds=tuple(np.diff(stages(steps), prepend=1).tolist()),
     )
 
 

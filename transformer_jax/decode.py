@@ -99,7 +99,7 @@ def beam_search(
 
     Args:
       step_fn: scores the next token of every live hypothesis.
-      cache: its state before the start mark.
+      cache: its state before the start mark, of one hypothesis a sentence, with room for that.
       limits: the longest hypothesis of each sentence in tokens, end mark counted. Zero is for
         filler rows: they get one empty unfinished hypothesis with score 0, and cost no step.
       beam_size: live hypotheses, and hypotheses returned, per sentence. It may exceed the
@@ -136,21 +136,24 @@ def beam_search(
     rank by the earlier end, then the lower beam, then the lower id.
     """
     num_certain = beam_size if num_certain is None else num_certain
-    _check(cache, limits.shape[0], beam_size, max_length, num_certain)
+    _check(beam_size, max_length, num_certain)
+    check_cache(cache, limits.shape[0], 1)
     limits = jnp.minimum(limits, max_length)
     forced = forced_to_length(forced, limits.shape[0], max_length, special.pad)
 
-    def step(state: BeamState) -> BeamState:
-        last = jnp.where(
-            state.index == 0, special.bos, state.tokens[:, :, jnp.maximum(state.index - 1, 0)]
-        )
+    def step(state: BeamState, width: int = beam_size) -> BeamState:
+        live = state._replace(tokens=state.tokens[:, :width], log_probs=state.log_probs[:, :width])
+        newest = live.tokens[:, :, jnp.maximum(state.index - 1, 0)]
+        last = jnp.where(state.index == 0, special.bos, newest)
         logits, new_cache = step_fn(last, state.index, state.cache)
         allowed = allowed_tokens(
             state.index, forced, special, vocab_size=logits.shape[2], min_length=min_length
         )
-        tokens, log_probs, ended_log_probs, parents = _expand(state, logits, allowed, special.eos)
+        tokens, log_probs, ended_log_probs, parents = _expand(
+            live, logits, allowed, special.eos, beam_size
+        )
         index = state.index + 1
-        finished = _update_finished(state, ended_log_probs, special.eos, alpha)
+        finished = _update_finished(live, ended_log_probs, special.eos, alpha)
         tokens, log_probs, finished = _keep_where(
             state.done,
             (state.tokens, state.log_probs, state.finished),
@@ -163,19 +166,17 @@ def beam_search(
         return BeamState(index, tokens, log_probs, finished, done, new_cache)
 
     state = _initial_state(cache, limits, beam_size, max_length, special.pad)
+    state = step(state, width=1)  # what the empty prefix costs once, it need not cost every beam
     state = repeat(step, lambda state: ~jnp.all(state.done), state, max_length)
     return _ranked(state, limits, alpha, special.pad)
 
 
-def _check(
-    cache: Cache, batch_size: int, beam_size: int, max_length: int, num_certain: int
-) -> None:
+def _check(beam_size: int, max_length: int, num_certain: int) -> None:
     for name, size in (("beam_size", beam_size), ("max_length", max_length)):
         if size < 1:
             raise ValueError(f"{name} is {size}: it must be 1 or more")
     if not 1 <= num_certain <= beam_size:
         raise ValueError(f"num_certain is {num_certain}: it must be from 1 to {beam_size}")
-    check_cache(cache, batch_size, beam_size)
 
 
 def _initial_state(
@@ -200,17 +201,18 @@ def _expand(
     logits: Float[Array, "batch beam vocab"],
     allowed: Bool[Array, "batch vocab"],
     eos: int,
+    beam_size: int,
 ) -> tuple[
-    Int32[Array, "batch beam length"],
+    Int32[Array, "batch new_beam length"],
+    Float32[Array, "batch new_beam"],
     Float32[Array, "batch beam"],
-    Float32[Array, "batch beam"],
-    Int32[Array, "batch beam"],
+    Int32[Array, "batch new_beam"],
 ]:
     """The best extensions that live on: tokens, log-probabilities (falling) and parents' beams.
 
     Third of the four, the log-probability with which each of the old hypotheses ends.
     """
-    batch_size, beam_size, vocab_size = logits.shape
+    batch_size, width, vocab_size = logits.shape
     logits = logits.astype(jnp.float32)
     # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
     log_norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -226,7 +228,11 @@ def _expand(
     logits, children = top_k(logits, num_children)
     candidates = state.log_probs[:, :, None] + (logits - log_norm)
 
-    log_probs, choice = jax.lax.top_k(candidates.reshape(batch_size, -1), beam_size)
+    num_candidates = width * num_children
+    none = [(0, 0), (0, max(0, beam_size - num_candidates))]  # where there are more places
+    candidates = jnp.pad(candidates.reshape(batch_size, -1), none, constant_values=-jnp.inf)
+    log_probs, choice = jax.lax.top_k(candidates, beam_size)
+    choice = jnp.minimum(choice, num_candidates - 1)
     parents = choice // num_children
     chosen = jnp.take_along_axis(children.reshape(batch_size, -1), choice, axis=1)
     tokens = take(state.tokens, parents).at[:, :, state.index].set(chosen)
@@ -299,7 +305,7 @@ def _update_finished(
         finished=scores > -jnp.inf,
     )
     both = _join(state.finished, ended)
-    _, best = jax.lax.top_k(both.scores, scores.shape[1])
+    _, best = jax.lax.top_k(both.scores, state.finished.scores.shape[1])
     return take(both, best)
 
 

@@ -30,11 +30,11 @@ State = TypeVar("State", bound=Any)
 
 
 def stages(max_length: int) -> list[int]:
-    """The positions that a cache has room for: 32 at first, then four times as many, at last all.
+    """The positions that a cache has room for: 16 at first, then four times as many, at last all.
 
     What stands empty in a cache is read at every step.
     """
-    sizes = (32 * 4**power for power in range(max_length.bit_length()))
+    sizes = (16 * 4**power for power in range(max_length.bit_length()))
     return [*(size for size in sizes if size < 0.75 * max_length), max_length]
 
 
@@ -75,7 +75,7 @@ def take(tree: Any, beams: Int[Array, "batch chosen"]) -> Any:
     """Every leaf's rows [batch, beam, ...] at each sentence's chosen beams."""
 
     def take_rows(leaf: Array) -> Array:
-        if leaf.shape[1] == 1:  # greedy search: there is nothing to reorder
+        if leaf.shape[1] == beams.shape[1] == 1:  # greedy search: there is nothing to reorder
             return leaf
         return jax.vmap(lambda rows, chosen: rows[chosen])(leaf, beams)
 

@@ -279,7 +279,7 @@ def search(
     }
     width = num_best if sampling.temperature else config.beam_size
     members = [
-        _decoder(model, own, inputs, segments, width)
+        _decoder(model, own, inputs, segments, width if sampling.temperature else 1)
         for model, own in zip(models, params, strict=True)
     ]
     step = average([step for step, _ in members])
@@ -310,7 +310,7 @@ def _decoder(
     def step(tokens, index, cache):
         return model.apply(variables, tokens, index, memory, cache, method="decode_step")
 
-    return step, empty_cache(model.config, len(inputs), width, 0)
+    return step, empty_cache(model.config, len(inputs), width, 1)
 
 
 def _join(parts: list[Translation]) -> Translation:
