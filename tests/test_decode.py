@@ -21,6 +21,7 @@ from transformer_jax.decode import (
     SpecialIds,
     average,
     beam_search,
+    in_groups,
     length_penalty,
     top_k,
 )
@@ -621,13 +622,17 @@ def test_an_ensemble_searches_the_mean_of_the_probabilities(first, second, beam_
 
 @pytest.mark.parametrize("k", [1, 4, 7])
 @pytest.mark.parametrize("length", [30, 2_048, 2_049, 5_000])
-def test_the_greatest_are_those_of_a_stable_sort(k, length):
+@pytest.mark.parametrize("without", [(), (0, 3, 64, 1_999)])
+def test_the_greatest_are_those_of_a_stable_sort(k, length, without):
     """With few distinct values, so that equals are many, and -inf beside them."""
     x = np.random.default_rng(length).integers(0, 40, (3, 2, length)).astype(np.float32)
     x[x < 30] = -np.inf
     x[0, 0] = -np.inf
     x[0, 1, 3:] = -np.inf
-    values, places = jax.jit(top_k, static_argnums=1)(x, k)
+    without = [place for place in without if place < length]
+    x[..., without] = 99
+    values, places = jax.jit(lambda x: top_k(in_groups(x, k), k, without))(x)
+    x[..., without] = -np.inf
     expected = np.argsort(-x, axis=-1, kind="stable")[..., :k]
     np.testing.assert_array_equal(places, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis=-1))

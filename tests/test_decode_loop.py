@@ -23,7 +23,7 @@ class Room(NamedTuple):
 
 @pytest.mark.parametrize(
     ("ends_at", "rooms"),
-    [(1, {1}), (5, {1, 16}), (16, {1, 16}), (40, {1, 16, 64}), (200, {1, 16, 64, 300})],
+    [(1, {1}), (5, {1, 24}), (24, {1, 24}), (40, {1, 24, 96}), (200, {1, 24, 96, 300})],
 )
 def test_the_cache_grows_with_the_hypotheses(ends_at, rooms):
     length, seen = 300, set()

@@ -76,7 +76,7 @@ def test_the_score_is_the_log_probability_of_the_forced_translation(model, token
     translator = translator_of(network, tokenizer, 1, config)
     encoded = tokenizer.encode([*CORPUS[:90:30], "a tree", "x"])
     sources = [[*ids, tokenizer.eos_id] for ids in encoded]
-    found = translator._run((params,), [Source(ids) for ids in sources], rows=8, length=32)
+    found = translator._start((params,), [Source(ids) for ids in sources], rows=8, length=32)
     for row, source in enumerate(sources):
         for beam in range(beam_size):
             tokens = [int(token) for token in found.tokens[row, beam] if token != tokenizer.pad_id]
@@ -174,7 +174,7 @@ def test_a_translation_may_be_asked_to_have_some_length(model, tokenizer):
         config = DecodeConfig(beam_size=3, min_length=min_length, length_penalty=0.0)
         translator = translator_of(network, tokenizer, 1, config)
         row = Source([5, tokenizer.eos_id])
-        tokens = translator._run((params,), [row], rows=1, length=2).tokens[0, 0]
+        tokens = translator._start((params,), [row], rows=1, length=2).tokens[0, 0]
         assert list(np.flatnonzero(tokens == tokenizer.eos_id)) == [min_length]
 
 
@@ -242,7 +242,7 @@ def test_a_source_of_any_length_is_translated_in_parts(model, tokenizer):
     network, params = model
     translator = translator_of(network, tokenizer, 1, DecodeConfig(**options))
     rows = [Source([*ids[i : i + 7], tokenizer.eos_id]) for i in range(0, len(ids), 7)]
-    tokens = translator._run((params,), rows, rows=4, length=16).tokens[: len(rows), 0]
+    tokens = translator._start((params,), rows, rows=4, length=16).tokens[: len(rows), 0]
     expected = tokenizer.decode(tokens.tolist())
     assert whole.text == " ".join(expected)
 

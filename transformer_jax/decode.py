@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from transformer_jax.decode_loop import Cache, StepFn, check_cache, reorder_cache, repeat, take
@@ -42,6 +43,13 @@ class SpecialIds(NamedTuple):
     eos: int
     unk: int | None = None
     """Never chosen, as it stands for no text; None where the vocabulary has none."""
+
+    def checked(self, vocab_size: int) -> list[int]:
+        """Those there are. Raises ValueError for one beyond the vocabulary."""
+        ids = [token for token in self if token is not None]
+        if not all(0 <= token < vocab_size for token in ids):
+            raise ValueError(f"{self} does not fit a vocabulary of {vocab_size}")
+        return ids
 
 
 class Hypotheses(NamedTuple):
@@ -146,11 +154,11 @@ def beam_search(
         newest = live.tokens[:, :, jnp.maximum(state.index - 1, 0)]
         last = jnp.where(state.index == 0, special.bos, newest)
         logits, new_cache = step_fn(last, state.index, state.cache)
-        allowed = allowed_tokens(
-            state.index, forced, special, vocab_size=logits.shape[2], min_length=min_length
-        )
+        forced_now = forced[:, state.index]
+        free_to_end = (forced_now == special.pad) & (state.index >= min_length)
+        may_end = free_to_end | (forced_now == special.eos)
         tokens, log_probs, ended_log_probs, parents = _expand(
-            live, logits, allowed, special.eos, beam_size
+            live, logits, forced_now, may_end, special, beam_size
         )
         index = state.index + 1
         finished = _update_finished(live, ended_log_probs, special.eos, alpha)
@@ -199,8 +207,9 @@ def _initial_state(
 def _expand(
     state: BeamState,
     logits: Float[Array, "batch beam vocab"],
-    allowed: Bool[Array, "batch vocab"],
-    eos: int,
+    forced: Int32[Array, "batch"],
+    may_end: Bool[Array, "batch"],
+    special: SpecialIds,
     beam_size: int,
 ) -> tuple[
     Int32[Array, "batch new_beam length"],
@@ -214,19 +223,20 @@ def _expand(
     """
     batch_size, width, vocab_size = logits.shape
     logits = logits.astype(jnp.float32)
-    # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
-    log_norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    may_end = allowed[:, None, eos]
-    end_logits = jnp.where(may_end, logits[:, :, eos], -jnp.inf)
-    ended_log_probs = state.log_probs + (end_logits - log_norm[:, :, 0])
-
     # A hypothesis has at most beam_size children among the survivors, so the vocabulary is
     # searched once per beam; no empty slot can displace a real one, as -inf ranks last.
     num_children = min(beam_size, vocab_size)
-    continues = allowed & (jnp.arange(vocab_size) != eos)
-    logits = jnp.where(continues[:, None], logits, -jnp.inf)
-    logits, children = top_k(logits, num_children)
-    candidates = state.log_probs[:, :, None] + (logits - log_norm)
+    groups = in_groups(logits, num_children)
+    # log_softmax of the chosen tokens only: the whole of it is not worth the memory traffic.
+    greatest = groups.max(axis=3).max(axis=2, keepdims=True)
+    sums = jnp.exp(groups - greatest[..., None]).sum(axis=3).sum(axis=2, keepdims=True)
+    log_norm = greatest + jnp.log(sums)
+    end_logits = jnp.where(may_end[:, None], logits[:, :, special.eos], -jnp.inf)
+    ended_log_probs = state.log_probs + (end_logits - log_norm[:, :, 0])
+
+    best = top_k(groups, num_children, without=special.checked(vocab_size))
+    best_logits, children = _force(logits, best, forced, special)
+    candidates = state.log_probs[:, :, None] + (best_logits - log_norm)
 
     num_candidates = width * num_children
     none = [(0, 0), (0, max(0, beam_size - num_candidates))]  # where there are more places
@@ -238,30 +248,57 @@ def _expand(
     tokens = take(state.tokens, parents).at[:, :, state.index].set(chosen)
 
     if beam_size == 1:  # greedy: end or live on, not both; of equals, end
-        ends = (end_logits >= logits[:, :, 0]) & may_end
+        ends = (end_logits >= best_logits[:, :, 0]) & may_end[:, None]
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
         ended_log_probs = jnp.where(ends, ended_log_probs, -jnp.inf)
     return tokens, log_probs, ended_log_probs, parents
 
 
-def top_k(
-    x: Float[Array, "batch beam vocab"], k: int
+def _force(
+    logits: Float[Array, "batch beam vocab"],
+    best: tuple[Float[Array, "batch beam k"], Int32[Array, "batch beam k"]],
+    forced: Int32[Array, "batch"],
+    special: SpecialIds,
 ) -> tuple[Float[Array, "batch beam k"], Int32[Array, "batch beam k"]]:
-    """`jax.lax.top_k` for long rows: the greatest elements, and where; of equals, the first.
+    """The best logits and their tokens; where a token is forced, that alone."""
+    is_forced, forced = (forced != special.pad)[:, None, None], forced[:, None, None]
+    goes_on = (jnp.arange(best[1].shape[2]) == 0) & (forced != special.eos)
+    alone = jnp.where(goes_on, jnp.take_along_axis(logits, forced, axis=2), -jnp.inf)
+    return jnp.where(is_forced, alone, best[0]), jnp.where(is_forced, forced, best[1])
 
-    They are in the k groups of neighbours that have the greatest maxima, so what is sorted is few:
-    XLA's own takes a third of the time of the logits on a CPU.
-    """
-    size = 64
-    if x.shape[-1] < 4 * k * size:
-        return tuple(jax.lax.top_k(x, k))
-    padding = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)]
+
+def in_groups(
+    x: Float[Array, "batch beam vocab"], k: int
+) -> Float[Array, "batch beam groups size"]:
+    """Long rows as groups of 64 neighbours, with -inf behind the last; short ones as one group."""
+    vocab_size = x.shape[-1]
+    size = 64 if vocab_size >= 64 * 4 * k else vocab_size
+    padding = [(0, 0), (0, 0), (0, -vocab_size % size)]
     groups = jnp.pad(x, padding, constant_values=-jnp.inf).reshape(*x.shape[:-1], -1, size)
-    best = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)
-    take_of_each = jax.vmap(take)
-    candidates = take_of_each(groups, best).reshape(*best.shape[:-1], -1)
-    values, chosen = jax.lax.top_k(candidates, k)
-    return values, take_of_each(best, chosen // size) * size + chosen % size
+    return jax.lax.optimization_barrier(groups)  # else what they are made of is made twice
+
+
+def top_k(
+    groups: Float[Array, "batch beam groups size"], k: int, without: Sequence[int] = ()
+) -> tuple[Float[Array, "batch beam k"], Int32[Array, "batch beam k"]]:
+    """`jax.lax.top_k` of rows `in_groups`: the greatest, and where; of equals, the first.
+
+    Those at the places `without` count as -inf. The greatest are in the k groups that have the
+    greatest maxima, so what is sorted is few, and no pass writes a row: XLA's own takes a third of
+    the time of the logits on a CPU.
+    """
+    num_groups, size = groups.shape[2:]
+    excluded = np.isin(np.arange(num_groups * size), without).reshape(num_groups, size)
+    maxima = groups.max(axis=-1)
+    for group in np.flatnonzero(excluded.any(axis=1)):
+        rest = jnp.where(excluded[group], -jnp.inf, groups[:, :, group])
+        maxima = maxima.at[:, :, group].set(rest.max(axis=-1))
+    best = jnp.sort(jax.lax.top_k(maxima, min(k, num_groups))[1], axis=-1)
+    candidates = jnp.where(jnp.asarray(excluded)[best], -jnp.inf, jax.vmap(take)(groups, best))
+    places = best[..., None] * size + jnp.arange(size)
+    in_one_row = (*best.shape[:-1], -1)
+    values, chosen = jax.lax.top_k(candidates.reshape(in_one_row), k)
+    return values, jnp.take_along_axis(places.reshape(in_one_row), chosen, axis=-1)
 
 
 def forced_to_length(
@@ -270,27 +307,6 @@ def forced_to_length(
     """Forced prefixes, none where there are none, with padding up to the longest hypothesis."""
     free = jnp.full((batch, length), pad, jnp.int32)
     return free if forced is None else free.at[:, : forced.shape[1]].set(forced[:, :length])
-
-
-def allowed_tokens(
-    index: Int[Array, ""],
-    forced: Int32[Array, "batch length"],
-    special: SpecialIds,
-    *,
-    vocab_size: int,
-    min_length: int,
-) -> Bool[Array, "batch vocab"]:
-    """The tokens that may stand at `index`: the forced one, else all but the control ids.
-
-    The end mark may from `min_length` on. Raises ValueError for ids beyond the vocabulary.
-    """
-    control = [token for token in special if token is not None]
-    if not all(0 <= token < vocab_size for token in control):
-        raise ValueError(f"{special} does not fit a vocabulary of {vocab_size}")
-    token = jnp.arange(vocab_size)
-    free = ~jnp.isin(token, jnp.array(control)) | ((token == special.eos) & (index >= min_length))
-    now = forced[:, index, None]
-    return jnp.where(now == special.pad, free, token == now)
 
 
 def _update_finished(

@@ -30,11 +30,11 @@ State = TypeVar("State", bound=Any)
 
 
 def stages(max_length: int) -> list[int]:
-    """The positions that a cache has room for: 16 at first, then four times as many, at last all.
+    """The positions that a cache has room for: 24 at first, then four times as many, at last all.
 
     What stands empty in a cache is read at every step.
     """
-    sizes = (16 * 4**power for power in range(max_length.bit_length()))
+    sizes = (24 * 4**power for power in range(max_length.bit_length()))
     return [*(size for size in sizes if size < 0.75 * max_length), max_length]
 
 

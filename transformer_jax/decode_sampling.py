@@ -14,7 +14,6 @@ from transformer_jax.config import SamplingConfig
 from transformer_jax.decode import (
     SearchResult,
     SpecialIds,
-    allowed_tokens,
     forced_to_length,
     length_penalty,
 )
@@ -64,9 +63,8 @@ def sample(
         last = jnp.where(state.index == 0, special.bos, before)
         logits, cache = step_fn(last, state.index, state.cache)
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-        allowed = allowed_tokens(
-            state.index, forced, special, vocab_size=logits.shape[2], min_length=min_length
-        )
+        may_end = state.index >= min_length
+        allowed = allowed_tokens(forced[:, state.index], may_end, special, logits.shape[2])
         chosen = _draw(log_probs, allowed, keys, state.index, config)
         chosen = jnp.where(state.ended, special.pad, chosen)
         gained = jnp.take_along_axis(log_probs, chosen[:, :, None], axis=2)[:, :, 0]
@@ -92,6 +90,19 @@ def sample(
     lengths = jnp.sum(state.tokens != special.pad, axis=2)
     scores = state.log_probs / length_penalty(jnp.maximum(lengths, 1), alpha)
     return SearchResult(state.tokens, scores, state.log_probs, finished, ~finished[:, 0])
+
+
+def allowed_tokens(
+    forced: Int32[Array, "batch"], may_end: Bool[Array, ""], special: SpecialIds, vocab_size: int
+) -> Bool[Array, "batch vocab"]:
+    """The token that is forced; else all but the control ids, the end mark being one that may be.
+
+    Raises ValueError for ids beyond the vocabulary.
+    """
+    token, control = jnp.arange(vocab_size), jnp.array(special.checked(vocab_size))
+    free = ~jnp.isin(token, control) | ((token == special.eos) & may_end)
+    forced = forced[:, None]
+    return jnp.where(forced == special.pad, free, token == forced)
 
 
 def _draw(

@@ -1,6 +1,7 @@
 """Sentences → batches of few static shapes, sorted by length → beam search → sentences."""
 
-from collections import Counter
+import itertools
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -138,14 +139,21 @@ class Translator:
         found: dict[Part, Translation] = {}
         lengths = {key: len(source.tokens) for key, source in sources.items()}
         num_shards = sharding.num_batch_shards(self._mesh)
-        for keys, rows, length in batches(lengths, self._config, num_shards):
-            check(done)
+
+        def searches() -> Iterator[tuple[list[Part], SearchResult]]:
+            result = None
+            for keys, rows, length in batches(lengths, self._config, num_shards):
+                check(done)
+                batch = [sources[key] for key in keys]
+                jax.block_until_ready(result)  # two at once would need the memory of both
+                result = self._start(params, batch, rows, length, num_best, sampling)
+                yield keys, result
+
+        for keys, result in _one_ahead(searches()):
             batch = [sources[key] for key in keys]
-            result = self._run(params, batch, rows, length, num_best, sampling)
-            for row, key in enumerate(keys):
-                found[key] = self._read(result, row, batch[row], num_best)
-                waiting[key[0]] -= 1
-                done += waiting[key[0]] == 0
+            found |= zip(keys, self._read(jax.device_get(result), batch, num_best), strict=True)
+            waiting.subtract(number for number, _ in keys)
+            done += sum(waiting[number] == 0 for number in {number for number, _ in keys})
         check(done)
         by_sentence: list[list[Translation]] = [[] for _ in sentences]
         for key in sorted(found):
@@ -179,7 +187,7 @@ class Translator:
                 sources[number, part] = Source(tokens, () if part else prefix, seeds)
         return sources
 
-    def _run(
+    def _start(
         self,
         params: tuple[Params, ...],
         batch: list[Source],
@@ -209,27 +217,41 @@ class Translator:
             if program not in self._compiled:
                 lowered = self._search.lower(params, *placed, **options)
                 self._compiled[program] = _compile(lowered, rows, length)
-            return jax.device_get(self._compiled[program](params, *placed))
+            return self._compiled[program](params, *placed)
 
-    def _read(self, result: SearchResult, row: int, source: Source, num_best: int) -> Translation:
-        """The hypotheses of a row, fewer than asked for where the search found no more."""
-        places = [n for n in range(num_best) if result.scores[row, n] > -np.inf]
+    def _read(self, result: SearchResult, batch: list[Source], num_best: int) -> list[Translation]:
+        """Of each row the hypotheses, fewer than asked for where the search found no more."""
         tokenizer = self._tokenizers.target
+        exists = result.scores[: len(batch), :num_best] > -np.inf
+        places = [tuple(place) for place in np.argwhere(exists).tolist()]
         tokens = [
-            [token for token in result.tokens[row, n].tolist() if token != tokenizer.pad_id]
-            for n in places
+            [token for token in result.tokens[place].tolist() if token != tokenizer.pad_id]
+            for place in places
         ]
-        hypotheses = [
-            Hypothesis(
-                text=text,
-                score=float(result.scores[row, n]),
-                log_prob=float(result.log_probs[row, n]),
-                finished=bool(result.finished[row, n]),
-                tokens=[ids],
+        hypotheses: list[list[Hypothesis]] = [[] for _ in batch]
+        for place, ids, text in zip(places, tokens, tokenizer.decode(tokens), strict=True):
+            hypotheses[place[0]].append(
+                Hypothesis(
+                    text=text,
+                    score=float(result.scores[place]),
+                    log_prob=float(result.log_probs[place]),
+                    finished=bool(result.finished[place]),
+                    tokens=[ids],
+                )
             )
-            for n, ids, text in zip(places, tokens, tokenizer.decode(tokens), strict=True)
+        return [
+            Translation(own, not result.cut[row], [source.tokens])
+            for row, (source, own) in enumerate(zip(batch, hypotheses, strict=True))
         ]
-        return Translation(hypotheses, not result.cut[row], [source.tokens])
+
+
+def _one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Each item when that behind it is under way, for what the host does with it meanwhile."""
+    before = deque(itertools.islice(items, 1))
+    for item in items:
+        before.append(item)
+        yield before.popleft()
+    yield from before
 
 
 def _compile(lowered: jax.stages.Lowered, rows: int, length: int) -> jax.stages.Compiled:
@@ -359,13 +381,15 @@ def length_limit(config: DecodeConfig, longest: int, source_length: int) -> int:
 def batch_rows(config: DecodeConfig, length: int, num_sources: int, num_shards: int) -> int:
     """Rows of the batches of sources of `length` tokens, so that devices can divide them.
 
-    All batches have as many: the last one is not filled up with rows that are of no use. Multiples
-    of 16 are few shapes.
+    All batches have as many: the last one is not filled up with rows that are of no use. Powers of
+    two up to 16, and eight numbers from each to the next beyond, are few shapes.
     """
     most = max(config.tokens_per_batch // length, 1)
     num_batches = -(-num_sources // most)
     even = -(-num_sources // num_batches)
-    rows = min(most, -(-even // 16) * 16 if even > 16 else 2 ** (even - 1).bit_length())
+    power = 2 ** (even - 1).bit_length()
+    unit = power // 16 if power > 16 else power
+    rows = min(most, -(-even // unit) * unit)
     return -(-rows // num_shards) * num_shards
 
 

@@ -11,14 +11,15 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.chips import has_cudnn_attention
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.model.layers import Dropout, dense, drop
+from transformer_jax.model.layers import Dropout, dense, drop, product
 from transformer_jax.model.masks import Mask
-from transformer_jax.sharding import constrain
+from transformer_jax.sharding import constrain, gathered
 
 LONGEST_PAIRS = 1_024 * 1_024
 """The most pairs of a query and a key in a row whose weights are kept for the gradient.
@@ -55,18 +56,60 @@ class KeysValues(NamedTuple):
         )
 
 
+class Projection(nn.Module):
+    """The weights W^Q, W^K or W^V of all heads, which `project` multiplies by."""
+
+    config: ModelConfig
+    head_dim: int
+
+    @nn.compact
+    def __call__(
+        self,
+    ) -> tuple[Float[Array, "model heads head_dim"], Float[Array, "heads head_dim"] | None]:
+        """The kernel, and the bias where there is one, in the dtype of the model."""
+        config, axes = self.config, ("model", "heads", "head_dim")
+        shape = (config.d_model, config.num_heads, self.head_dim)
+        init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(1, 2))
+        kernel = self.param("kernel", nn.with_logical_partitioning(init, axes), shape)
+        kernel = gathered(kernel.astype(config.dtype), *axes)
+        if not config.attention_bias:
+            return kernel, None
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, axes[1:])
+        return kernel, self.param("bias", zeros, shape[1:]).astype(config.dtype)
+
+
+def project(
+    x: Float[Array, "batch len model"], *projections: Projection
+) -> list[Float[Array, "batch heads len _"]]:
+    """x W for each W: one wide product, which is faster than as many narrow ones."""
+    kernels, biases = zip(*(projection() for projection in projections), strict=True)
+    heads = product(x.astype(kernels[0].dtype), jnp.concatenate(kernels, axis=2), 1)
+    if biases[0] is not None:
+        heads = heads + jnp.concatenate(biases, axis=1)
+    heads = constrain(heads.swapaxes(1, 2), "batch", "heads", None, "head_dim")
+    ends = np.cumsum([kernel.shape[2] for kernel in kernels])
+    return jnp.split(heads, ends[:-1], axis=3)
+
+
 class ProjectKeysValues(nn.Module):
     """x W^K and x W^V for all heads."""
 
     config: ModelConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        self.key = Projection(self.config, self.config.key_dim)
+        self.value = Projection(self.config, self.config.value_dim)
+
     def __call__(self, x: Float[Array, "batch len model"]) -> KeysValues:
-        config = self.config
-        return KeysValues(
-            _to_heads(config, x, config.key_dim, "key").swapaxes(2, 3),
-            _to_heads(config, x, config.value_dim, "value"),
-        )
+        keys, values = project(x, self.key, self.value)
+        return KeysValues(keys.swapaxes(2, 3), values)
+
+    def with_queries(
+        self, x: Float[Array, "batch len model"], query: Projection
+    ) -> tuple[Float[Array, "batch heads len key_dim"], KeysValues]:
+        """x W^Q too, where queries, keys and values are of the same positions."""
+        queries, keys, values = project(x, query, self.key, self.value)
+        return queries, KeysValues(keys.swapaxes(2, 3), values)
 
 
 class Attention(nn.Module):
@@ -74,10 +117,16 @@ class Attention(nn.Module):
 
     config: ModelConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        config, axes = self.config, ("heads", "head_dim", "model")
+        self.query = Projection(config, config.key_dim)
+        options = {"use_bias": config.attention_bias}
+        self.output = dense(config, config.d_model, axes, axis=(-2, -1), **options)
+        self.dropout = Dropout(config.attention_dropout_rate)
+
     def __call__(
         self,
-        x: Float[Array, "batch q model"],
+        queries: Float[Array, "batch heads q key_dim"],
         keys_values: KeysValues,
         bias: Float[Array, "#batch 1 #q k"] | Mask,
         deterministic: bool,
@@ -91,7 +140,7 @@ class Attention(nn.Module):
         kernel is not made.
         """
         config = self.config
-        queries = _to_heads(config, x, config.key_dim, "query") * config.key_dim**-0.5
+        queries = queries * config.key_dim**-0.5
         rate = config.attention_dropout_rate
         if isinstance(bias, Mask):
             key = None if deterministic or not rate else self.make_rng("dropout")
@@ -99,12 +148,9 @@ class Attention(nn.Module):
         elif not decoding and use_cudnn(config, bias.shape[2], bias.shape[3]):
             heads, weights = _attend_by_cudnn(queries, keys_values, bias), None
         else:
-            dropout = partial(Dropout(rate), deterministic=deterministic)
+            dropout = partial(self.dropout, deterministic=deterministic)
             heads, weights = _attend(queries, keys_values, bias, dropout)
-        axes = ("heads", "head_dim", "model")
-        options = {"use_bias": config.attention_bias, "name": "output"}
-        output = dense(config, config.d_model, axes, axis=(-2, -1), **options)
-        return output(heads.swapaxes(1, 2)), weights
+        return self.output(heads.swapaxes(1, 2)), weights
 
 
 def _attend(
@@ -228,11 +274,3 @@ def _attend_by_cudnn(
     operands = (queries, keys_values.keys.swapaxes(2, 3), keys_values.values)
     heads = jax.nn.dot_product_attention(*(each.swapaxes(1, 2) for each in operands), **options)
     return heads.swapaxes(1, 2)
-
-
-def _to_heads(
-    config: ModelConfig, x: Float[Array, "batch len model"], head_dim: int, name: str
-) -> Float[Array, "batch heads len head_dim"]:
-    shape, axes = (config.num_heads, head_dim), ("model", "heads", "head_dim")
-    heads = dense(config, shape, axes, use_bias=config.attention_bias, name=name)(x)
-    return constrain(heads.swapaxes(1, 2), "batch", "heads", None, "head_dim")

@@ -11,7 +11,13 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.array_types import Batch, Logits, Params, Sources, Targets
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import masks
-from transformer_jax.model.attention import Attention, KeysValues, ProjectKeysValues, bias_or_mask
+from transformer_jax.model.attention import (
+    Attention,
+    KeysValues,
+    ProjectKeysValues,
+    bias_or_mask,
+    project,
+)
 from transformer_jax.model.layers import Embedding, FeedForward, Residual, layer_norm
 from transformer_jax.model.masks import Mask
 from transformer_jax.sharding import constrain
@@ -91,7 +97,8 @@ class EncoderLayer(nn.Module):
         """The output, and the weights of the attention."""
 
         def attend(y):
-            return self.self_attention(y, self.self_keys_values(y), bias, deterministic)
+            queries, keys_values = self.self_keys_values.with_queries(y, self.self_attention.query)
+            return self.self_attention(queries, keys_values, bias, deterministic)
 
         x, weights = self.self_residual(x, attend, deterministic)
         return _feed_forward(self, x, deterministic), weights
@@ -141,7 +148,8 @@ class DecoderLayer(nn.Module):
         """The output, and the weights of the attention to the target and to the source."""
 
         def attend(y):
-            return self.self_attention(y, self.self_keys_values(y), self_bias, deterministic)
+            queries, keys_values = self.self_keys_values.with_queries(y, self.self_attention.query)
+            return self.self_attention(queries, keys_values, self_bias, deterministic)
 
         x, self_weights = self.self_residual(x, attend, deterministic)
         memory = self.project_memory(encoded)
@@ -160,15 +168,17 @@ class DecoderLayer(nn.Module):
         """One target position of every beam, kept from `place` on; the beams are the queries."""
 
         def attend(y):
-            present = past.insert(self.self_keys_values(y), place)
-            return self.self_attention(y, present, self_bias, True, decoding=True)[0], present
+            queries, new = self.self_keys_values.with_queries(y, self.self_attention.query)
+            present = past.insert(new, place)
+            return self.self_attention(queries, present, self_bias, True, decoding=True)[0], present
 
         x, present = self.self_residual(x, attend, True)
         return self._after_self_attention(x, memory, cross_bias, True, decoding=True)[0], present
 
     def _after_self_attention(self, x, memory, cross_bias, deterministic, decoding=False):
         def attend(y):
-            return self.cross_attention(y, memory, cross_bias, deterministic, decoding)
+            (queries,) = project(y, self.cross_attention.query)
+            return self.cross_attention(queries, memory, cross_bias, deterministic, decoding)
 
         x, weights = self.cross_residual(x, attend, deterministic)
         return _feed_forward(self, x, deterministic), weights
