@@ -224,10 +224,10 @@ def trace_decode(config: Config, mesh: Mesh) -> Work:
     def rows_of(tokens: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, tokens), jnp.int32, sharding=where)
 
-    jitted = jax.jit(partial(search, (model,), config.decode, SPECIAL))
+    find = partial(search, (model,), config.decode, SPECIAL, num_shards=num_shards)
     arguments = rows_of(length), rows_of(length), rows_of(1)
     return Work(
-        traced=jitted.trace((abstract_params(model, mesh),), *arguments),
+        traced=jax.jit(find).trace((abstract_params(model, mesh),), *arguments),
         rows=rows,
         length=length,
         tokens=rows * length,

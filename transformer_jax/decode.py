@@ -79,6 +79,8 @@ class BeamState(NamedTuple):
     log_probs: Float32[Array, "batch beam"]  # of the live prefixes, falling; -inf: empty slot
     finished: Hypotheses  # the best that ended, by score; free slots score -inf
     done: Bool[Array, "batch"]  # nothing of this sentence changes any more
+    limits: Int32[Array, "batch"]  # the longest hypothesis, in tokens
+    forced: Int32[Array, "batch length"]  # tokens to begin with, then padding
     cache: Cache  # of the live prefixes
 
 
@@ -102,6 +104,7 @@ def beam_search(
     min_length: int = 0,
     num_certain: int | None = None,
     forced: Int[Array, "batch prefix"] | None = None,
+    num_shards: int = 1,
 ) -> SearchResult:
     """The best translations of a batch of sentences that beam search finds (section 6.1).
 
@@ -120,6 +123,7 @@ def beam_search(
         others are then the best found so far. All `beam_size` by default.
       forced: tokens that every hypothesis of a sentence begins with, then padding; their
         log-probabilities count like those of any token.
+      num_shards: equal parts in which devices hold the batch.
       special: all but the end mark are never chosen; the end mark ends a hypothesis.
 
     Returns:
@@ -154,7 +158,7 @@ def beam_search(
         newest = live.tokens[:, :, jnp.maximum(state.index - 1, 0)]
         last = jnp.where(state.index == 0, special.bos, newest)
         logits, new_cache = step_fn(last, state.index, state.cache)
-        forced_now = forced[:, state.index]
+        forced_now = state.forced[:, state.index]
         free_to_end = (forced_now == special.pad) & (state.index >= min_length)
         may_end = free_to_end | (forced_now == special.eos)
         tokens, log_probs, ended_log_probs, parents = _expand(
@@ -168,15 +172,21 @@ def beam_search(
             (tokens, log_probs, finished),
         )
         done = state.done | _is_done(
-            index, log_probs, finished.scores[:, num_certain - 1], limits, alpha
+            index, log_probs, finished.scores[:, num_certain - 1], state.limits, alpha
         )
-        new_cache = reorder_cache(new_cache, parents)
-        return BeamState(index, tokens, log_probs, finished, done, new_cache)
+        return state._replace(
+            index=index,
+            tokens=tokens,
+            log_probs=log_probs,
+            finished=finished,
+            done=done,
+            cache=reorder_cache(new_cache, parents),
+        )
 
-    state = _initial_state(cache, limits, beam_size, max_length, special.pad)
+    state = _initial_state(cache, limits, forced, beam_size, special.pad)
     state = step(state, width=1)  # what the empty prefix costs once, it need not cost every beam
-    state = repeat(step, lambda state: ~jnp.all(state.done), state, max_length)
-    return _ranked(state, limits, alpha, special.pad)
+    state = repeat(step, state, max_length, num_shards)
+    return _ranked(state, alpha, special.pad)
 
 
 def _check(beam_size: int, max_length: int, num_certain: int) -> None:
@@ -188,11 +198,15 @@ def _check(beam_size: int, max_length: int, num_certain: int) -> None:
 
 
 def _initial_state(
-    cache: Cache, limits: Int[Array, "batch"], beam_size: int, max_length: int, pad: int
+    cache: Cache,
+    limits: Int[Array, "batch"],
+    forced: Int32[Array, "batch length"],
+    beam_size: int,
+    pad: int,
 ) -> BeamState:
     """The empty prefix, alive once per sentence: more of it would be found as often."""
     shape = (limits.shape[0], beam_size)
-    tokens = jnp.full((*shape, max_length), pad, jnp.int32)
+    tokens = jnp.full((*shape, forced.shape[1]), pad, jnp.int32)
     nothing = jnp.full(shape, -jnp.inf, jnp.float32)
     return BeamState(
         index=jnp.int32(0),
@@ -200,6 +214,8 @@ def _initial_state(
         log_probs=nothing.at[:, 0].set(0.0),
         finished=Hypotheses(tokens, nothing, nothing, jnp.zeros(shape, bool)),
         done=limits <= 0,
+        limits=limits.astype(jnp.int32),
+        forced=forced,
         cache=cache,
     )
 
@@ -338,8 +354,9 @@ def _is_done(
     return (certain_score >= bound) | (index >= limits)
 
 
-def _ranked(state: BeamState, limits: Int[Array, "batch"], alpha: float, pad: int) -> SearchResult:
+def _ranked(state: BeamState, alpha: float, pad: int) -> SearchResult:
     """The finished hypotheses, then the live ones that reached the limit in the places left."""
+    limits = state.limits
     bounds = state.log_probs / length_penalty(limits, alpha)[:, None]
     last = jnp.take_along_axis(state.tokens, jnp.maximum(limits - 1, 0)[:, None, None], axis=2)
     reached = (last[:, :, 0] != pad) | (limits == 0)[:, None]

@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 Cache = Any
 """A pytree of arrays that lead with the dims [batch, beam], and are reordered at every step.
 
-A node that knows better has methods: `reorder(parents)`, `parents` being [batch, beam], gives that
-of the hypotheses which go on from those of the parents; `grow(length)` one that has room for
-`length` positions.
+A node that knows better, whose arrays lead with [batch] alone, has methods: `reorder(parents)`,
+`parents` being [batch, beam], gives that of the hypotheses which go on from those of the parents;
+`grow(length)` one that has room for `length` positions.
 """
 
 StepFn = Callable[
@@ -21,12 +22,18 @@ StepFn = Callable[
 """(tokens, position, cache) -> (logits of the next token, new cache).
 
 `tokens` are those just chosen, `position` is where they stand: the start mark at 0. Logits are of
-any float type. What the beams of a sentence share (the keys and values of the cross-attention)
-belongs in the function's closure, not in the cache.
+any float type. What the function knows of sentences is in the cache too, since not all sentences go
+on to the end.
 """
 
 State = TypeVar("State", bound=Any)
-"""A NamedTuple with the fields `index`, the tokens chosen so far, and `cache`."""
+"""A NamedTuple whose fields lead with [batch], but `index`, the tokens chosen so far.
+
+`cache` is one of them, and `done` [batch]: whether nothing of a sentence changes any more.
+"""
+
+FEWEST_ROWS = 16
+"""Sentences of a device that are worth a loop of their own."""
 
 
 def stages(max_length: int) -> list[int]:
@@ -39,26 +46,67 @@ def stages(max_length: int) -> list[int]:
 
 
 def repeat(
-    step: Callable[[State], State],
-    goes_on: Callable[[State], Bool[Array, ""]],
-    state: State,
-    max_length: int,
+    step: Callable[[State], State], state: State, max_length: int, num_shards: int = 1
 ) -> State:
-    """The state after steps have been taken while it `goes_on`; its cache is gone.
+    """The state after steps have been taken until every sentence is done; its cache is gone.
 
-    There is a loop for each of the `stages`, left out where the state does not go on.
+    There is a loop for each of the `stages`, left out where it is not needed. Where a batch is
+    large, the sentences that are not done go on without the others as soon as they are half as many
+    or less: devices hold the batch in `num_shards` equal parts, and each goes on with its own.
     """
+    sizes = stages(max_length)
+    half = len(state.done) // num_shards // 2
+    fewest = half if half >= FEWEST_ROWS else 0
 
-    def stage(state: State, sizes: Sequence[int]) -> State:
+    def goes_on(state: State) -> Bool[Array, ""]:
+        return jnp.any(jnp.sum(~_by_shard(state.done, num_shards), axis=1) > fewest)
+
+    def stage(state: State, sizes: Sequence[int], leave: Callable[[State], Any]) -> Any:
         size, *larger = sizes
-        state = state._replace(cache=_grow(state.cache, size))
+        state = _with_room(state, size)
         state = jax.lax.while_loop(lambda s: goes_on(s) & (s.index < size), step, state)
-        without = state._replace(cache=None)
         if not larger:
-            return without
-        return jax.lax.cond(goes_on(state), lambda: stage(state, larger), lambda: without)
+            return leave(state)
+        return jax.lax.cond(
+            goes_on(state), lambda: stage(state, larger, leave), lambda: leave(state)
+        )
 
-    return stage(state, stages(max_length))
+    def split(state: State) -> tuple[State, State, Int[Array, "shards half"]]:
+        rows = jnp.argsort(_by_shard(state.done, num_shards), axis=1, stable=True)[:, :half]
+        return _without_cache(state), _with_room(_rows_of(state, rows), sizes[-1]), rows
+
+    if not fewest:
+        return stage(state, sizes, _without_cache)
+    state, rest, rows = stage(state, sizes, split)
+    rest = jax.lax.while_loop(lambda s: ~jnp.all(s.done), step, rest)
+    return _with_rows(state, rows, _without_cache(rest))
+
+
+def _by_shard(leaf: Array, num_shards: int) -> Array:
+    return leaf.reshape(num_shards, -1, *leaf.shape[1:])
+
+
+def _rows_of(state: State, rows: Int[Array, "shards rows"]) -> State:
+    """The state of those sentences of every shard alone."""
+
+    def take_rows(leaf: Array) -> Array:
+        chosen = jax.vmap(lambda own, places: own[places])(_by_shard(leaf, len(rows)), rows)
+        return chosen.reshape(-1, *leaf.shape[1:])
+
+    leaves = jax.tree.map(take_rows, state._replace(index=None))
+    return leaves._replace(index=state.index)
+
+
+def _with_rows(state: State, rows: Int[Array, "shards rows"], new: State) -> State:
+    """The state with those sentences of every shard as they are in `new`, and its index."""
+
+    def put_rows(leaf: Array, own: Array) -> Array:
+        put = jax.vmap(lambda all_rows, places, few: all_rows.at[places].set(few))
+        both = put(_by_shard(leaf, len(rows)), rows, _by_shard(own, len(rows)))
+        return both.reshape(leaf.shape)
+
+    leaves = jax.tree.map(put_rows, state._replace(index=None), new._replace(index=None))
+    return leaves._replace(index=new.index)
 
 
 def check_cache(cache: Cache, batch_size: int, beam_size: int) -> None:
@@ -91,11 +139,15 @@ def reorder_cache(cache: Cache, parents: Int[Array, "batch beam"]) -> Cache:
     return jax.tree.map(reorder, cache, is_leaf=_reorders_itself)
 
 
-def _grow(cache: Cache, length: int) -> Cache:
+def _with_room(state: State, length: int) -> State:
     def grow(node: Any) -> Any:
         return node.grow(length) if _reorders_itself(node) else node
 
-    return jax.tree.map(grow, cache, is_leaf=_reorders_itself)
+    return state._replace(cache=jax.tree.map(grow, state.cache, is_leaf=_reorders_itself))
+
+
+def _without_cache(state: State) -> State:
+    return state._replace(cache=None)
 
 
 def _reorders_itself(node: Any) -> bool:

@@ -27,6 +27,10 @@ class SampleState(NamedTuple):
     tokens: Int32[Array, "batch sample length"]
     log_probs: Float[Array, "batch sample"]
     ended: Bool[Array, "batch sample"]
+    done: Bool[Array, "batch"]  # all have ended
+    limits: Int32[Array, "batch"]  # the longest sample, in tokens
+    forced: Int32[Array, "batch length"]  # tokens to begin with, then padding
+    keys: Key  # [batch, sample]
     cache: Cache
 
 
@@ -43,6 +47,7 @@ def sample(
     special: SpecialIds,
     min_length: int = 0,
     forced: Int[Array, "batch prefix"] | None = None,
+    num_shards: int = 1,
 ) -> SearchResult:
     """Translations drawn from the model, `num_samples` a sentence, in the order drawn.
 
@@ -64,28 +69,35 @@ def sample(
         logits, cache = step_fn(last, state.index, state.cache)
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
         may_end = state.index >= min_length
-        allowed = allowed_tokens(forced[:, state.index], may_end, special, logits.shape[2])
-        chosen = _draw(log_probs, allowed, keys, state.index, config)
+        allowed = allowed_tokens(state.forced[:, state.index], may_end, special, logits.shape[2])
+        chosen = _draw(log_probs, allowed, state.keys, state.index, config)
         chosen = jnp.where(state.ended, special.pad, chosen)
         gained = jnp.take_along_axis(log_probs, chosen[:, :, None], axis=2)[:, :, 0]
         index = state.index + 1
-        return SampleState(
+        ended = state.ended | (chosen == special.eos) | (index >= state.limits)[:, None]
+        return state._replace(
             index=index,
             tokens=state.tokens.at[:, :, state.index].set(chosen),
             log_probs=state.log_probs + jnp.where(state.ended, 0.0, gained),
-            ended=state.ended | (chosen == special.eos) | (index >= limits)[:, None],
+            ended=ended,
+            done=jnp.all(ended, axis=1),
             cache=cache,
         )
 
     shape = (limits.shape[0], num_samples)
+    ended = jnp.broadcast_to(limits[:, None] <= 0, shape)
     state = SampleState(
         index=jnp.int32(0),
         tokens=jnp.full((*shape, max_length), special.pad, jnp.int32),
         log_probs=jnp.zeros(shape, jnp.float32),
-        ended=jnp.broadcast_to(limits[:, None] <= 0, shape),
+        ended=ended,
+        done=jnp.all(ended, axis=1),
+        limits=limits.astype(jnp.int32),
+        forced=forced,
+        keys=keys,
         cache=cache,
     )
-    state = repeat(step, lambda state: ~jnp.all(state.ended), state, max_length)
+    state = repeat(step, state, max_length, num_shards)
     finished = jnp.any(state.tokens == special.eos, axis=2)
     lengths = jnp.sum(state.tokens != special.pad, axis=2)
     scores = state.log_probs / length_penalty(jnp.maximum(lengths, 1), alpha)

@@ -94,7 +94,7 @@ class Translator:
         target = tokenizers.target
         special = SpecialIds(target.pad_id, target.bos_id, target.eos_id, target.unk_id)
         self._search = jax.jit(
-            partial(search, models, config, special),
+            partial(search, models, config, special, num_shards=sharding.num_batch_shards(mesh)),
             static_argnames=("num_best", "sampling"),
             out_shardings=sharding.replicated(mesh),
         )
@@ -283,11 +283,12 @@ def search(
     *,
     num_best: int = 1,
     sampling: SamplingConfig = BEAM_SEARCH,
+    num_shards: int = 1,
 ) -> SearchResult:
     """Encodes sentences, one a row, and searches for their translations (section 6.1).
 
-    Segments are 1 for tokens and 0 for padding; limits and prefixes (`forced`) are those of
-    `decode.beam_search`, seeds those of `Source`, which sampling alone needs.
+    Segments are 1 for tokens and 0 for padding; limits, prefixes (`forced`) and `num_shards` are
+    those of `decode.beam_search`, seeds those of `Source`, which sampling alone needs.
     """
     length = inputs.shape[1]
     prefix_length = 0 if prefixes is None else prefixes.shape[1]
@@ -298,6 +299,7 @@ def search(
         "special": special,
         "min_length": config.min_length,
         "forced": prefixes,
+        "num_shards": num_shards,
     }
     width = num_best if sampling.temperature else config.beam_size
     members = [
@@ -330,9 +332,11 @@ def _decoder(
     memory = model.apply(variables, inputs, segments, method="remember")
 
     def step(tokens, index, cache):
-        return model.apply(variables, tokens, index, memory, cache, method="decode_step")
+        memory, past = cache
+        logits, past = model.apply(variables, tokens, index, memory, past, method="decode_step")
+        return logits, (memory, past)
 
-    return step, empty_cache(model.config, len(inputs), width, 1)
+    return step, (memory, empty_cache(model.config, len(inputs), width, 1))
 
 
 def _join(parts: list[Translation]) -> Translation:

@@ -31,6 +31,14 @@ class Memory(NamedTuple):
     bias: Float[Array, "batch 1 1 src"]
     """Forbids the padding of the source."""
 
+    def reorder(self, _parents: Int[Array, "batch beam"]) -> "Memory":
+        """The same: all hypotheses of a sentence share it."""
+        return self
+
+    def grow(self, _length: int) -> "Memory":
+        """The same, as it does not grow with the target."""
+        return self
+
 
 class Cache(NamedTuple):
     """What decoding remembers of the target.
