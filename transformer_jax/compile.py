@@ -23,7 +23,7 @@ from transformer_jax.chips import Chip, chip_of, model_flops
 from transformer_jax.config import Config
 from transformer_jax.data.batch_plan import largest_shape, num_rows
 from transformer_jax.decode import SpecialIds
-from transformer_jax.decode_loop import stages
+from transformer_jax.decode_loop import longest_rounds
 from transformer_jax.errors import UserError
 from transformer_jax.hlo import Schedule, read_schedule
 from transformer_jax.model.transformer import Transformer
@@ -240,7 +240,7 @@ def trace_decode(config: Config, mesh: Mesh) -> Work:
             steps,
             training=False,
         ),
-        open_rounds=tuple(np.diff(stages(steps), prepend=1).tolist()),
+        open_rounds=tuple(longest_rounds(steps, rows, num_shards)),
     )
 
 

@@ -1,6 +1,7 @@
 """What the loops of beam search and of sampling share: their caches, and how they go on."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import jax
@@ -55,11 +56,10 @@ def repeat(
     or less: devices hold the batch in `num_shards` equal parts, and each goes on with its own.
     """
     sizes = stages(max_length)
-    half = len(state.done) // num_shards // 2
-    fewest = half if half >= FEWEST_ROWS else 0
+    half = _half(len(state.done), num_shards)
 
     def goes_on(state: State) -> Bool[Array, ""]:
-        return jnp.any(jnp.sum(~_by_shard(state.done, num_shards), axis=1) > fewest)
+        return jnp.any(jnp.sum(~_by_shard(state.done, num_shards), axis=1) > half)
 
     def stage(state: State, sizes: Sequence[int], leave: Callable[[State], Any]) -> Any:
         size, *larger = sizes
@@ -75,11 +75,26 @@ def repeat(
         rows = jnp.argsort(_by_shard(state.done, num_shards), axis=1, stable=True)[:, :half]
         return _without_cache(state), _with_room(_rows_of(state, rows), sizes[-1]), rows
 
-    if not fewest:
+    if not half:
         return stage(state, sizes, _without_cache)
     state, rest, rows = stage(state, sizes, split)
     rest = jax.lax.while_loop(lambda s: ~jnp.all(s.done), step, rest)
     return _with_rows(state, rows, _without_cache(rest))
+
+
+def longest_rounds(max_length: int, batch: int, num_shards: int) -> list[int]:
+    """The rounds of each loop of `repeat` where all sentences take `max_length` steps.
+
+    The first step is not in a loop, and half of such a batch never goes on alone.
+    """
+    rounds = [end - start for start, end in pairwise([1, *stages(max_length)])]
+    return [*rounds, 0] if _half(batch, num_shards) else rounds
+
+
+def _half(batch: int, num_shards: int) -> int:
+    """Sentences of a shard that go on without the others; 0 where these are too few."""
+    half = batch // num_shards // 2
+    return half if half >= FEWEST_ROWS else 0
 
 
 def _by_shard(leaf: Array, num_shards: int) -> Array:
