@@ -253,7 +253,7 @@ from transformer_jax.model.attention import Attention, KeysValues
 show(Attention.__call__)
 
 # %% [markdown]
-# With one head, and linear maps that change nothing, this layer is equation 1. In NumPy:
+# With one head, and an output map that changes nothing, this layer is equation 1. In NumPy:
 
 
 # %%
@@ -267,15 +267,12 @@ def numpy_attention(q, k, v):
 d_k = 8
 q, k, v = np.random.default_rng(0).normal(size=(3, 5, d_k)).astype(np.float32)
 one_head = ModelConfig(d_model=d_k, num_heads=1)
-no_change = {
-    "query": {"kernel": np.eye(d_k).reshape(d_k, 1, d_k)},
-    "output": {"kernel": np.eye(d_k).reshape(1, d_k, d_k)},
-}
+no_change = {"output": {"kernel": np.eye(d_k).reshape(1, d_k, d_k)}}
 nothing_forbidden = jnp.zeros((1, 1, 5, 5))
 output, weights = Attention(one_head).apply(
     {"params": no_change},
-    q[None],
-    KeysValues(k.T[None, None], v[None, None]),  # [batch, heads, ...]
+    q[None, None],  # [batch, heads, ...]
+    KeysValues(k.T[None, None], v[None, None]),
     nothing_forbidden,
     deterministic=True,
 )
@@ -309,22 +306,36 @@ for width in (4, 64, 1024):
 # $$\mathrm{MultiHead}(Q, K, V) = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_h) W^O,
 # \qquad \mathrm{head}_i = \mathrm{Attention}(Q W_i^Q, K W_i^K, V W_i^V)$$
 #
-# Keys and values have a module of their own, since decoding computes them once and keeps them. More
-# heads of less width cost the same: there are $4 d_{model}^2$ weights whatever $h$ is.
+# Keys and values have a module of their own, since decoding computes them once and keeps them.
+# Where they are of the same positions as the queries, one product makes all three. More heads of
+# less width cost the same: there are $4 d_{model}^2$ weights whatever $h$ is.
 
 # %%
+import flax.linen as nn
+
 from transformer_jax.model.attention import ProjectKeysValues
+
+
+class SelfAttention(nn.Module):
+    """Attention of positions to themselves, as the layers have it."""
+
+    config: ModelConfig
+
+    def setup(self):
+        self.keys_values, self.attention = ProjectKeysValues(self.config), Attention(self.config)
+
+    def __call__(self, x):
+        queries, keys_values = self.keys_values.with_queries(x, self.attention.query)
+        return self.attention(queries, keys_values, nothing_forbidden, deterministic=True)[0]
+
 
 small = ModelConfig(d_model=16, num_heads=4)
 x = jax.random.normal(key, (1, 5, 16))
-keys_values_of, attention = ProjectKeysValues(small), Attention(small)
-kv_weights = unbox(keys_values_of.init(key, x))
-keys_values = keys_values_of.apply(kv_weights, x)
-weights = unbox(attention.init(key, x, keys_values, nothing_forbidden, True))
-output, _ = attention.apply(weights, x, keys_values, nothing_forbidden, True)
+weights = unbox(SelfAttention(small).init(key, x))
+output = SelfAttention(small).apply(weights, x)
 
-layers = (weights["params"] | kv_weights["params"]).items()
-kernel = {name: np.asarray(layer["kernel"]) for name, layer in layers}
+layers = weights["params"]["attention"] | weights["params"]["keys_values"]
+kernel = {name: np.asarray(layer["kernel"]) for name, layer in layers.items()}
 expected = 0
 for i in range(small.num_heads):
     q, k, v = (x[0] @ kernel[name][:, i] for name in ("query", "key", "value"))
@@ -567,8 +578,7 @@ def watch_beam_search(loaded, sentence):
     steps = []
 
     def look(index, prefix, log_prob, ending):
-        alive = size if index > 0 else 1  # the empty prefix is there once
-        steps.append((prefix[0, :alive, 1 : index + 1], log_prob[0, :alive], ending[0, :alive]))
+        steps.append((prefix[0, :, 1 : index + 1], log_prob[0], ending[0]))
 
     def step(newest, index, cache):
         past, prefix, log_prob, next_log_probs = cache
@@ -581,10 +591,10 @@ def watch_beam_search(loaded, sentence):
         return logits, (past, prefix, log_prob, next_log_probs)
 
     cache = (
-        empty_cache(model.config, 1, size, limit),
-        jnp.zeros((1, size, limit), int),
-        jnp.zeros((1, size)),
-        jnp.zeros((1, size, model.vocab_size)),
+        empty_cache(model.config, 1, 1, limit),  # of the empty prefix, which is there once
+        jnp.zeros((1, 1, limit), int),
+        jnp.zeros((1, 1)),
+        jnp.zeros((1, 1, model.vocab_size)),
     )
     options = {"alpha": settings.length_penalty, "max_length": limit, "num_certain": 1}
     options |= {"beam_size": size, "special": special}
