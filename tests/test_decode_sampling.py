@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_decode import SPECIAL, VOCAB_SIZE, greedy_table, prefix_row, table_step_fn, token_lists
 
@@ -133,11 +133,16 @@ def test_scores_are_those_of_the_model_whatever_is_done_to_its_distribution():
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1000))
+@example(18)  # two tokens whose probabilities differ by 0.006 %
 def test_the_likeliest_token_alone_is_greedy_search(seed):
     table = random_table(seed)
     expected = [greedy_table(table, LENGTH)] * 3
     assert token_lists(draw([table], 3, top_k=1)) == expected
     assert token_lists(draw([table], 3, top_p=1e-6)) == expected
+    # At a temperature of 0.001 a token that is 0.1 % less likely is drawn once in four times.
+    first = table[:, 2:].argmax(axis=1) + 2
+    table[np.arange(NUM_ROWS), first] *= 1.1
+    table /= table.sum(axis=1, keepdims=True)
     assert token_lists(draw([table], 3, temperature=1e-3)) == expected
 
 
