@@ -590,12 +590,13 @@ def test_lines_keep_their_order_whatever_their_lengths(
 ) -> None:
     """E08, E09: backwards, or with no line feed at the end, each line is translated the same."""
     run, _ = trained
-    text = (DATA / "E_order/in.en").read_bytes()
+    # To lines unlike those it learnt from a weak model may say the same: others stand beside them.
+    text = (DATA / "E_order/in.en").read_bytes() + (DATA / "base/test.en").read_bytes()
     lines = text.split(b"\n")[:-1]
-    assert len(lines) == 37
+    assert len(lines) == 37 + 29
     out = translate(run, text, capsysbinary).split(b"\n")
-    assert len(out) == 38 and out[-1] == b""
-    assert len(set(out)) > 10  # a weak model, yet not one that says the same to all
+    assert len(out) == 37 + 29 + 1 and out[-1] == b""
+    assert len(set(out)) > 20  # not a model that says the same to all
     small = ["--decode.tokens-per-batch", "64"]
     again = translate(run, b"\n".join(lines[::-1]), capsysbinary, *small).split(b"\n")
     assert again == [*out[-2::-1], b""]
