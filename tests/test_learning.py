@@ -27,8 +27,8 @@ CHANGES = {
     "model.num_heads": 4,
     "model.dropout_rate": 0.0,
     "optimizer.warmup_steps": 200,
-    "optimizer.learning_rate_scale": 1.0,
-    "train.num_steps": 1_200,
+    "optimizer.learning_rate_scale": 0.5,
+    "train.num_steps": 1_000,
     "train.log_interval": 100,
     "checkpoint.interval": 100,
 }

@@ -226,10 +226,10 @@ def trained_marian():
     return model
 
 
-def both_searches(model, num_beams, length=30):
-    """[(tokens, score)] of 64 sentences: theirs, and ours."""
+def both_searches(model, num_beams, length=30, count=64):
+    """[(tokens, score)] of `count` sentences: theirs, and ours."""
     network, params = ported(model)
-    _, batch = sentences(64)
+    _, batch = sentences(count)
     real = np.asarray(batch["inputs_segments"]) != 0
     theirs = model.generate(
         input_ids=torch.tensor(np.where(real, batch["inputs"], PAD)),
@@ -250,9 +250,9 @@ def both_searches(model, num_beams, length=30):
         (params,),
         batch["inputs"],
         batch["inputs_segments"],
-        jnp.full((64, 1), length, jnp.int32),
+        jnp.full((count, 1), length, jnp.int32),
     )
-    their_scores = theirs.sequences_scores.tolist() if num_beams > 1 else [0.0] * 64
+    their_scores = theirs.sequences_scores.tolist() if num_beams > 1 else [0.0] * count
     their_tokens = [[t for t in row[1:].tolist() if t != PAD] for row in theirs.sequences]
     our_tokens = [[t for t in row[0].tolist() if t != PAD] for row in ours.tokens]
     return (
@@ -270,8 +270,8 @@ def test_a_beam_of_one_is_the_greedy_search_of_marian():
 def test_beam_search_is_that_of_marian():
     """With no length penalty, as alpha 0 alone is the same there (length^alpha) and here."""
     model = trained_marian()
-    theirs, ours = both_searches(model, num_beams=4)
-    greedy, _ = both_searches(model, num_beams=1)
+    theirs, ours = both_searches(model, num_beams=4, count=256)
+    greedy, _ = both_searches(model, num_beams=1, count=256)
     assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
     np.testing.assert_allclose([s for _, s in ours], [s for _, s in theirs], atol=1e-4)
     assert sum(one[0] != other[0] for one, other in zip(theirs, greedy, strict=True)) > 2
