@@ -13,9 +13,10 @@ import jaxtyping
 import pytest
 
 # JAX reads these variables when it is first imported. Tests compile the same few programs over
-# and over, in this process and in others; some need several devices.
+# and over, in this process and in others, and for longer than they run; some need several devices.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 CACHE = tempfile.mkdtemp(prefix="transformer_jax_tests_")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -25,7 +25,7 @@ Job = Callable[..., list[subprocess.Popen]]
 CHANGES = {
     "model.dropout_rate": 0.1,
     "train.dev_loss_interval": 5,
-    "train.dev_bleu_interval": 5,
+    "train.dev_bleu_interval": 10,
     "train.log_interval": 1,
     "checkpoint.interval": 5,
     "data.tokens_per_update": 512,
