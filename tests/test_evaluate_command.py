@@ -112,7 +112,7 @@ def test_f01_a_file_is_scored_against_several_references(
     assert set(result["signatures"]) == {"BLEU", "paper_BLEU", "chrF", "TER"}
     assert all("nrefs:2" in signature for signature in result["signatures"].values())
     for name, signature in result["signatures"].items():
-        assert f"{name}  {signature}\n  {result[name]:>8}  {F01}/hyp.txt\n" in err
+        assert f"{name}  {signature}\n  {result[name]:>8.2f}  {F01}/hyp.txt\n" in err
 
 
 def test_files_are_compared_with_the_first(
@@ -168,7 +168,8 @@ def test_comet_is_asked_for_by_name(
     sources = ["--sources", str(F01 / "ref2.txt")]
     two = [str(F01 / "ref2.txt"), *one, *sources, *asked, "--paired", "bootstrap"]
     assert "COMET has no paired test" in fails(two, capsys)
-    ((result,), _) = results_of([*one, *sources, *asked], capsys)
+    ((result,), err) = results_of([*one, *sources, *asked], capsys)
+    assert f"\n    0.3750  {hypotheses}\n" in err  # as many digits whatever the score
     assert result["COMET"] == 0.375 and "wmt22-comet-da" in result["signatures"]["COMET"]
     assert list(result["signatures"]) == ["BLEU", "COMET"]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transformer_jax import page
 from transformer_jax.report import AttentionMap, Evaluated, Run, curve
+from transformer_jax.results import decimals
 from transformer_jax.run_directory import differences, flatten
 from transformer_jax.sentences import Group, mark_differences
 from transformer_jax.significance import Comparison
@@ -219,7 +220,7 @@ def _score_cell(score: str, result: dict, notes: dict[tuple[str, str], str]) -> 
     if signature is None:
         return ""
     mark = notes.setdefault((score, signature), f"[{len(notes) + 1}]")
-    return f"{result[score]:.{4 if score == 'COMET' else 2}f} {mark}"
+    return f"{result[score]:.{decimals(score)}f} {mark}"
 
 
 def _show_section(number: int, section: Section) -> list[str]:

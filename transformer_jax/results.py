@@ -49,6 +49,11 @@ def find_result(results: Iterable[Result], like: Result) -> Result | None:
     return next((one for one in results if _key(one) == _key(like)), None)
 
 
+def decimals(score: str) -> int:
+    """How many a score is given with: COMET lies between 0 and 1, the others between 0 and 100."""
+    return 4 if score == "COMET" else 2
+
+
 def add_result(run: RunDirectory, result: Result) -> None:
     """Puts a result in the table, in place of that with its key, and shows it in TensorBoard."""
     others = [one for one in read_results(run) if _key(one) != _key(result)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from transformer_jax.commands.shared import say
 from transformer_jax.commands.systems import Output
-from transformer_jax.results import Result, add_result
+from transformer_jax.results import Result, add_result, decimals
 from transformer_jax.run_directory import differences
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def compare(outputs: Sequence[Output], test_set: "TestSet", question: Question) 
             "sentences": len(output.hypotheses),
             "sources": test_set.source_file,
             "references": list(test_set.references),
-            **{name: _rounded(name, score.score) for name, score in scores.items()},
+            **{name: round(score.score, decimals(name)) for name, score in scores.items()},
             "signatures": {name: score.signature for name, score in scores.items()},
             **output.facts,
         }
@@ -68,10 +68,6 @@ def _scores(output: Output, test_set: "TestSet", question: Question) -> dict[str
         score = comet(test_set.sources, output.hypotheses, reference)
         found["COMET"] = Score(score, f"model:{MODEL}")
     return found
-
-
-def _rounded(name: str, value: float) -> float:
-    return round(value, 4 if name == "COMET" else 2)
 
 
 def _add_paired(
@@ -106,7 +102,8 @@ def _show(results: Sequence[Result], outputs: Sequence[Output], test_set: "TestS
             p_value = result.get("paired", {}).get(name, {}).get("p_value")
             p = "" if p_value is None else f"p = {p_value:.4f}"
             checkpoint = result.get("checkpoint", "")
-            say(f"  {result[name]:>8}  {result['system']}  {checkpoint}  {p}".rstrip())
+            score = f"{result[name]:.{decimals(name)}f}"
+            say(f"  {score:>8}  {result['system']}  {checkpoint}  {p}".rstrip())
 
 
 def _report_seeds(
@@ -124,7 +121,8 @@ def _report_seeds(
     values = [{name: score.score for name, score in scores.items()} for scores in scored]
     spread = mean_and_deviation(values)
     for name, one in spread.items():
-        say(f"{name}  {one['mean']:.2f} +- {one['sd']:.2f} over {len(seeds)} seeds")
+        mean, deviation = (f"{one[key]:.{decimals(name)}f}" for key in ("mean", "sd"))
+        say(f"{name}  {mean} +- {deviation} over {len(seeds)} seeds")
     shared = {name: results[0][name] for name in ("test_set", "fingerprint", "signatures")}
     systems = {
         output.system.name: config.train.seed
