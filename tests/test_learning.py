@@ -59,7 +59,9 @@ def test_a_task_on_strings_is_learned(
     tmp_path: Path,
     tiny_experiment: Callable[..., str],
     run_cli: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("XLA_FLAGS")  # here programs run for longer than they compile
     sources, targets = write_corpus(tmp_path, TASKS[task])
     experiment = tiny_experiment(tmp_path, CHANGES | {"data.directory": str(tmp_path)})
     start = time.monotonic()

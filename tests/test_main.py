@@ -497,7 +497,7 @@ def trained(
         "model.d_ff": 128,
         "optimizer.warmup_steps": 100,
         "decode.beam_size": 2,
-        "decode.max_extra_length": 20,
+        "decode.max_extra_length": 6,
     }
     out = io.StringIO()
     with redirect_stdout(out):

@@ -133,10 +133,10 @@ def metrics(config: Config, split: str) -> list[dict]:
     "changes",
     [
         {"data.batching": "packed"},
-        pytest.param({"data.batching": "bucketed"}, marks=pytest.mark.slow),
+        pytest.param({"data.batching": "bucketed", "data.max_buckets": 2}, marks=pytest.mark.slow),
         pytest.param({"tokenizer.sampling_rate": 0.2}, marks=pytest.mark.slow),
     ],
-    ids=lambda changes: " ".join(map(str, *changes.items())),
+    ids=["packed", "bucketed", "sampled"],
 )
 def test_a_run_that_is_stopped_and_resumed_equals_an_unbroken_one(
     tmp_path: Path, tiny_config: Callable[..., Config], changes: dict[str, object]
