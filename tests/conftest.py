@@ -14,14 +14,11 @@ import pytest
 
 # JAX reads these variables when it is first imported. Tests compile the same few programs over
 # and over, in this process and in others, and for longer than they run; some need several devices.
-# What one compiles all find, the workers of xdist too; the limit brings a lock with it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
-if not OF_XDIST:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="transformer_jax_tests_")
-os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
+CACHE = tempfile.mkdtemp(prefix="transformer_jax_tests_")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -59,8 +56,7 @@ TINY = {
 
 
 def pytest_unconfigure() -> None:
-    if not OF_XDIST:
-        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
