@@ -102,8 +102,8 @@ def _show(results: Sequence[Result], outputs: Sequence[Output], test_set: "TestS
             p_value = result.get("paired", {}).get(name, {}).get("p_value")
             p = "" if p_value is None else f"p = {p_value:.4f}"
             checkpoint = result.get("checkpoint", "")
-            score = f"{result[name]:.{decimals(name)}f}"
-            say(f"  {score:>8}  {result['system']}  {checkpoint}  {p}".rstrip())
+            score = f"{result[name]:>8.{decimals(name)}f}"
+            say(f"  {score}  {result['system']}  {checkpoint}  {p}".rstrip())
 
 
 def _report_seeds(
@@ -121,8 +121,9 @@ def _report_seeds(
     values = [{name: score.score for name, score in scores.items()} for scores in scored]
     spread = mean_and_deviation(values)
     for name, one in spread.items():
-        mean, deviation = (f"{one[key]:.{decimals(name)}f}" for key in ("mean", "sd"))
-        say(f"{name}  {mean} +- {deviation} over {len(seeds)} seeds")
+        digits = decimals(name)
+        spoken = f"{one['mean']:.{digits}f} +- {one['sd']:.{digits}f}"
+        say(f"{name}  {spoken} over {len(seeds)} seeds")
     shared = {name: results[0][name] for name in ("test_set", "fingerprint", "signatures")}
     systems = {
         output.system.name: config.train.seed
